@@ -1,0 +1,500 @@
+"""Everything on the topics that is not a metric frame or a window: typed events as JSON objects.
+
+Each event is ``{"kind": ..., "v": 1, ...}``. Formats only grow: a new field has a default, no field changes
+its type, ``v`` rises only for what an older reader must not read. Unknown kinds and newer versions decode to
+:class:`Unknown`. Times are integer microseconds since 1970, UTC.
+
+JSON has no NaN: a float that may be non-finite is a :data:`Number` ("NaN", "Infinity", "-Infinity" as text);
+convert with :func:`number` and :func:`to_float`.
+
+Who writes what (topic):
+
+    telemetry    ProcessStarted, ProcessEnded, Heartbeat, CheckpointSaved, RunRewound   (the SDK)
+                 Tick, ConfigChanged (stream workers), EvalAccepted (scheduler)
+    facts        Fact            (pipeline)
+    alerts       Alert           (pipeline)
+    evals        EvalRequested (pipeline), EvaluatorPresent, EvaluatorGone, EvalProgress, EvalResult
+                 (evaluators), Tick, ConfigChanged (scheduler's worker)
+    assignments  Lease, RequestClosed (scheduler)
+    eval-items   EvalItems       (evaluators)
+    dead-letter  DeadLetter      (any reader)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+
+from driftline.errors import BadRecord
+
+VERSION = 1
+
+Number: TypeAlias = float | Literal["NaN", "Infinity", "-Infinity"]
+Severity = Literal["info", "warn", "error", "page"]
+
+
+class Unknown(NamedTuple):
+    """A well-formed record of a kind or version that this build does not know: skip it and count it."""
+
+    kind: str
+    version: int | str
+
+
+def number(value: float) -> Number:
+    """A float as it travels in JSON.
+
+    >>> number(float("nan")), number(1.5)
+    ('NaN', 1.5)
+    """
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def to_float(value: Number) -> float:
+    """Reads what :func:`number` wrote."""
+    return float(value)
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """Base of all events."""
+
+
+class _FromProcess(_Event, frozen=True, kw_only=True):
+    """Sent by an SDK process; (run, process, seq) is shared with its frames and identifies the record."""
+
+    run: str
+    process: str
+    seq: int
+    time_us: int
+
+
+# --- telemetry -------------------------------------------------------------------------------------------
+
+
+class ProcessStarted(_FromProcess, frozen=True, kw_only=True, tag="process_started"):
+    """The first record of an SDK process."""
+
+    name: str = ""
+    """Free-text name of the run, as typed; never part of a path."""
+    parent: str | None = None
+    """Process that this one was forked from."""
+    rank: int | None = None
+    world_size: int | None = None
+    local_rank: int | None = None
+    role: str = "trainer"
+    host: str = ""
+    pid: int = 0
+    restart_hint: int | None = None
+    """The launcher's restart count, if it told one. Ranks may disagree."""
+    config: dict[str, Any] = {}
+    """What the user passed to ``init(config=...)``, plain JSON values."""
+    sdk: str = ""
+    """Version of driftline in the process."""
+
+
+class ProcessEnded(_FromProcess, frozen=True, kw_only=True, tag="process_ended"):
+    """The last record of a process that ended in order."""
+
+    outcome: Literal["finished", "exception", "signal"] = "finished"
+    counters: dict[str, int] = {}
+
+
+class Heartbeat(_FromProcess, frozen=True, kw_only=True, tag="heartbeat"):
+    """A process that had nothing to log says that it lives, and where it is."""
+
+    step: int | None = None
+    counters: dict[str, int] = {}
+
+
+class RunRewound(_FromProcess, frozen=True, kw_only=True, tag="run_rewound"):
+    """``run.rewind(step)``: the run goes on from ``step`` as a new attempt."""
+
+    step: int
+
+
+class FileEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a checkpoint: path relative to the checkpoint, size in bytes."""
+
+    path: str
+    size: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A saved checkpoint: where, what, and a digest that samples the content of its files."""
+
+    digest: str
+    uri: str
+    """Absolute path (or file:// URI) of the folder or file."""
+    format: str = "safetensors"
+    step: int | None = None
+    epoch: float | None = None
+    files: list[FileEntry] = []
+
+
+class CheckpointSaved(_FromProcess, frozen=True, kw_only=True, tag="checkpoint_saved"):
+    """A checkpoint is complete on disk."""
+
+    checkpoint: Checkpoint
+    rank: int | None = None
+
+
+class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
+    """Time as an event: once a second from the worker that is assigned the partition."""
+
+    worker: str
+    time_us: int
+
+
+class ConfigChanged(_Event, frozen=True, kw_only=True, tag="config_changed"):
+    """From here on this configuration holds for the partition. ``body`` is the config as JSON values."""
+
+    worker: str
+    time_us: int
+    digest: str
+    body: msgspec.Raw
+
+
+# --- evaluation ------------------------------------------------------------------------------------------
+
+
+class SuiteRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A suite as the YAML names it. ``target`` is an entry point name or ``module:attribute``."""
+
+    name: str
+    target: str
+    version: str = "1"
+    """Raise it when code or data of the suite changed: a checkpoint is evaluated once per version."""
+    settings: dict[str, Any] = {}
+
+
+class EvalRequested(_Event, frozen=True, kw_only=True, tag="eval_requested"):
+    """A trigger picked a checkpoint: evaluate it with this suite."""
+
+    id: str
+    """Output id."""
+    request: str
+    """Hash of checkpoint, suite and settings, without the run (``request_id``)."""
+    run: str
+    attempt: int
+    suite: SuiteRef
+    checkpoint: Checkpoint
+    reason: str
+    """Which trigger: "epochs", "steps", "seconds", "start", "end", ..."""
+    time_us: int
+    """The run's "now" when it was asked for."""
+
+
+class EvaluatorPresent(_Event, frozen=True, kw_only=True, tag="evaluator_present"):
+    """An evaluator says, every few seconds, that it lives; ``lease`` is what it works on."""
+
+    evaluator: str
+    time_us: int
+    host: str = ""
+    device: str = "cpu"
+    suites: list[str] = []
+    """Names of suites it can run; empty means any."""
+    lease: str | None = None
+
+
+class EvaluatorGone(_Event, frozen=True, kw_only=True, tag="evaluator_gone"):
+    """An evaluator stops in order."""
+
+    evaluator: str
+    time_us: int
+
+
+class EvalProgress(_Event, frozen=True, kw_only=True, tag="eval_progress"):
+    """Renews a lease."""
+
+    evaluator: str
+    lease: str
+    request: str
+    time_us: int
+    done: int
+    total: int
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of an evaluation with how sure it is."""
+
+    name: str
+    value: Number
+    stderr: Number | None = None
+    low: Number | None = None
+    """Lower end of the 95 % interval."""
+    high: Number | None = None
+    count: int = 0
+    """Items (or tokens) it rests on."""
+    unit: str = ""
+
+
+EvalStatus = Literal["done", "failed", "incomplete", "gone", "unreadable"]
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluation cost."""
+
+    seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Waiting for the checkpoint to be complete."""
+    device: str = "cpu"
+    tokens: int = 0
+    peak_memory_bytes: int | None = None
+
+
+class EvalOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What an evaluator found out; ``status`` other than "done" carries a reason and no metrics."""
+
+    status: EvalStatus
+    reason: str = ""
+    metrics: list[Metric] = []
+    items: int = 0
+    """Items that went to ``eval-items`` before this result."""
+    weights_digest: str = ""
+    """Full content hash of the weights as loaded."""
+    suite_digest: str = ""
+    """Content hash of the suite's items, as loaded."""
+    cost: Cost = Cost()
+    settings: dict[str, Any] = {}
+    """Backend, dtype, batch size, library versions, self-check: what a comparison needs to be fair."""
+
+
+class EvalResult(_Event, frozen=True, kw_only=True, tag="eval_result"):
+    """An evaluator's result, before it is accepted."""
+
+    evaluator: str
+    lease: str
+    request: str
+    time_us: int
+    outcome: EvalOutcome
+
+
+class EvalAccepted(_Event, frozen=True, kw_only=True, tag="eval_accepted"):
+    """The one result of a request, copied to the log of each run that asked."""
+
+    id: str
+    request: str
+    run: str
+    attempt: int
+    suite: SuiteRef
+    checkpoint: Checkpoint
+    reason: str
+    evaluator: str
+    lease: str
+    tries: int
+    requested_us: int
+    accepted_us: int
+    outcome: EvalOutcome
+
+
+class Lease(_Event, frozen=True, kw_only=True, tag="lease"):
+    """This evaluator works on this request until ``expires_us`` unless it reports progress."""
+
+    id: str
+    lease: str
+    request: str
+    evaluator: str
+    tried: int
+    """1 for the first try."""
+    run: str
+    suite: SuiteRef
+    checkpoint: Checkpoint
+    expires_us: int
+
+
+class RequestClosed(_Event, frozen=True, kw_only=True, tag="request_closed"):
+    """No more work on this request: an evaluator that still works on it may stop."""
+
+    id: str
+    request: str
+    lease: str
+    """The lease whose result was accepted."""
+    status: EvalStatus
+
+
+ItemStatus = Literal[
+    "correct",
+    "wrong",
+    "no_answer",
+    "truncated",
+    "gold_unparseable",
+    "grader_timeout",
+    "grader_error",
+    "scored",  # no verdict by itself: a likelihood or a reward
+]
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one evaluated item."""
+
+    item: str
+    """The item's id within the suite."""
+    status: ItemStatus
+    score: Number | None = None
+    response: str = ""
+    response_length: int | None = None
+    """In tokens."""
+    expected: str = ""
+
+
+class EvalItems(_Event, frozen=True, kw_only=True, tag="eval_items"):
+    """Some items of one lease; ``first`` is the position of the first of them."""
+
+    run: str
+    request: str
+    lease: str
+    first: int
+    items: list[Item]
+
+
+# --- what the pipeline says ------------------------------------------------------------------------------
+
+FactKind = Literal[
+    "run_started",
+    "run_ended",
+    "attempt_started",
+    "world_changed",
+    "process_joined",
+    "process_idle",
+    "process_left",
+    "late",
+    "future",
+    "missing",
+    "gap",
+    "hole",
+    "refused",
+    "config",
+    "note",
+]
+
+
+class Fact(_Event, frozen=True, kw_only=True, tag="fact"):
+    """Something that the pipeline concluded about a run; fields that do not apply are left out."""
+
+    id: str
+    run: str
+    attempt: int
+    what: FactKind
+    time_us: int
+    text: str
+    """One sentence for people."""
+    metric: str | None = None
+    process: str | None = None
+    rank: int | None = None
+    axis: Literal["time", "step"] | None = None
+    start: int | None = None
+    end: int | None = None
+    count: int | None = None
+    detail: dict[str, Any] = {}
+
+
+AlertState = Literal["open", "update", "resolved"]
+
+
+class Alert(_Event, frozen=True, kw_only=True, tag="alert"):
+    """A change of one alert; ``alert`` stays the same from opening to resolution."""
+
+    id: str
+    alert: str
+    run: str
+    attempt: int
+    rule: str
+    """Name of the rule or detector settings, unique in the configuration."""
+    detector: str
+    severity: Severity
+    state: AlertState
+    time_us: int
+    opened_us: int
+    resolved_us: int | None = None
+    metric: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    """Step at which it began."""
+    last_step: int | None = None
+    """Last step at which it was seen."""
+    value: Number | None = None
+    expected: Number | None = None
+    """What the detector thought normal."""
+    score: Number | None = None
+    explanation: str
+    """One sentence for people: what, where, how far from normal."""
+    evidence: dict[str, Any] = {}
+
+
+class DeadLetter(_Event, frozen=True, kw_only=True, tag="dead_letter"):
+    """A record that could not be used: where it lies and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    reader: str
+    time_us: int
+    value: bytes = b""
+    """The record's first 64 KiB (base64 in JSON)."""
+    size: int = 0
+
+
+Event: TypeAlias = (
+    ProcessStarted
+    | ProcessEnded
+    | Heartbeat
+    | RunRewound
+    | CheckpointSaved
+    | Tick
+    | ConfigChanged
+    | EvalRequested
+    | EvaluatorPresent
+    | EvaluatorGone
+    | EvalProgress
+    | EvalResult
+    | EvalAccepted
+    | Lease
+    | RequestClosed
+    | EvalItems
+    | Fact
+    | Alert
+    | DeadLetter
+)
+FromProcess: TypeAlias = ProcessStarted | ProcessEnded | Heartbeat | RunRewound | CheckpointSaved
+
+
+class _Head(msgspec.Struct):
+    kind: str
+    v: int = VERSION
+
+
+_HEAD = msgspec.json.Decoder(_Head)
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_KINDS: dict[str, type[_Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
+_DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in _KINDS.items()}
+
+
+def encode(event: Event) -> bytes:
+    """An event as JSON bytes, equal for equal events."""
+    body = _ENCODER.encode(event)
+    return body[:1] + b'"v":%d,' % VERSION + body[1:]
+
+
+def decode(value: bytes) -> Event | Unknown:
+    """The event in ``value``, or :class:`Unknown`.
+
+    Raises:
+        BadRecord: not JSON, no kind, or fields missing or of the wrong type.
+    """
+    try:
+        head = _HEAD.decode(value)
+        if head.kind not in _DECODERS or head.v > VERSION:
+            return Unknown(head.kind, head.v)
+        event: Event = _DECODERS[head.kind].decode(value)  # type: ignore[assignment]
+        return event
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRecord(f"not an event: {error}") from error
+
+
+def kind_of(event: Event) -> str:
+    """The tag of an event, e.g. "checkpoint_saved"."""
+    return str(event.__struct_config__.tag)

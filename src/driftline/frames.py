@@ -1,0 +1,165 @@
+"""The metric frame: many samples of one process in one Kafka record. The only module that knows its bytes.
+
+One Arrow IPC stream holding one record batch::
+
+    metric   dictionary<int16, utf8>    name of the metric, any characters, at most 600 bytes of UTF-8
+    step     int64, nullable            training step, null if the sample belongs to none
+    time     timestamp[us, UTC]         when ``log`` was called
+    value    float64                    NaN and infinities are data
+    weight   float64, nullable          null means 1
+
+Schema metadata (all text): ``format`` ("1"), ``run``, ``process``, ``rank`` ("" if none), ``seq``, and
+``counters`` (JSON object, optional: the SDK's counters so far). A frame is identified by (run, process, seq).
+Bounds: 512 KiB, 32,000 names; the SDK splits what is larger.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from driftline.errors import BadRecord
+
+FORMAT = "1"
+MAX_NAMES = 32_000
+MAX_NAME_BYTES = 600
+NO_STEP = int(np.iinfo(np.int64).min)
+"""Stands for "no step" in the arrays of a :class:`Frame` (null on the wire)."""
+
+_FIELDS = [
+    pa.field("metric", pa.dictionary(pa.int16(), pa.utf8())),
+    pa.field("step", pa.int64()),
+    pa.field("time", pa.timestamp("us", "UTC")),
+    pa.field("value", pa.float64()),
+    pa.field("weight", pa.float64()),
+]
+SCHEMA = pa.schema(_FIELDS)
+
+
+class Frame(NamedTuple):
+    """A decoded frame; the arrays have one entry per sample and must not be written to."""
+
+    run: str
+    process: str
+    rank: int | None
+    seq: int
+    names: list[str]
+    metric: npt.NDArray[np.int16]
+    """Index into ``names``."""
+    step: npt.NDArray[np.int64]
+    """:data:`NO_STEP` where the sample belongs to no step."""
+    time_us: npt.NDArray[np.int64]
+    value: npt.NDArray[np.float64]
+    weight: npt.NDArray[np.float64]
+    counters: str = ""
+    """The SDK's counters as a JSON object, or empty."""
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a frame. ``decode(encode(f))`` gives the same arrays; equal frames give equal bytes."""
+    assert len(frame.names) <= MAX_NAMES, "split frames with too many names before encoding"
+    count = len(frame.metric)
+    no_step = frame.step == NO_STEP
+    steps = pa.array(frame.step, mask=no_step) if no_step.any() else pa.array(frame.step)
+    weights = pa.nulls(count, pa.float64()) if (frame.weight == 1.0).all() else pa.array(frame.weight)
+    metadata = {
+        "format": FORMAT,
+        "run": frame.run,
+        "process": frame.process,
+        "rank": "" if frame.rank is None else str(frame.rank),
+        "seq": str(frame.seq),
+    }
+    if frame.counters:
+        metadata["counters"] = frame.counters
+    schema = SCHEMA.with_metadata(metadata)
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array(frame.metric), pa.array(frame.names, pa.utf8()), safe=False),
+        steps,
+        pa.array(frame.time_us).view(pa.timestamp("us", "UTC")),
+        pa.array(frame.value),
+        weights,
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def decode(payload: bytes) -> Frame:
+    """The frame in ``payload``.
+
+    Raises:
+        BadRecord: not an Arrow stream, another schema, missing metadata, or an index without a name.
+    """
+    try:
+        reader = pa.ipc.open_stream(payload)
+        schema = reader.schema
+        batch = reader.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise BadRecord(f"not an Arrow IPC stream with one record batch: {error}") from error
+    if not schema.equals(SCHEMA):
+        raise BadRecord(f"frame has other columns than format {FORMAT}: {schema.names}")
+    meta = schema.metadata or {}
+    try:
+        run, process = meta[b"run"].decode(), meta[b"process"].decode()
+        rank, seq = meta[b"rank"].decode(), int(meta[b"seq"])
+        frame = Frame(
+            run=run,
+            process=process,
+            rank=int(rank) if rank else None,
+            seq=seq,
+            names=batch.column(0).dictionary.to_pylist(),
+            metric=_plain(batch.column(0).indices, np.int16),
+            step=_steps(batch.column(1)),
+            time_us=_plain(batch.column(2), np.int64),
+            value=_plain(batch.column(3), np.float64),
+            weight=_weights(batch.column(4)),
+            counters=meta.get(b"counters", b"").decode(),
+        )
+    except (KeyError, ValueError) as error:
+        raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
+    if not run or not process or seq < 0:
+        raise BadRecord("frame names no run, no process or a negative seq")
+    if len(frame.metric) and not (frame.metric.min() >= 0 and frame.metric.max() < len(frame.names)):
+        raise BadRecord("frame refers to a metric name that it does not carry")
+    return frame
+
+
+def format_of(payload: bytes) -> str | None:
+    """The format version that an Arrow payload claims, or None if it claims none (or is no Arrow stream)."""
+    try:
+        meta = pa.ipc.open_stream(payload).schema.metadata or {}
+    except (pa.ArrowException, OSError):
+        return None
+    version: bytes | None = meta.get(b"format")
+    return None if version is None else version.decode(errors="replace")
+
+
+def _plain(column: pa.Array, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Values of a fixed-width column without nulls, as a view of the payload."""
+    if column.null_count:
+        raise ValueError("null where the format allows none")
+    data = column.buffers()[1]
+    if data is None:
+        return np.empty(0, dtype)
+    return np.frombuffer(data, dtype, count=len(column), offset=column.offset * np.dtype(dtype).itemsize)
+
+
+def _steps(column: pa.Array) -> npt.NDArray[np.int64]:
+    if not column.null_count:
+        return _plain(column, np.int64)
+    filled: npt.NDArray[np.int64] = column.fill_null(NO_STEP).to_numpy(zero_copy_only=False)
+    return filled
+
+
+def _weights(column: pa.Array) -> npt.NDArray[np.float64]:
+    if column.null_count == len(column):
+        return np.ones(len(column))
+    if not column.null_count:
+        return _plain(column, np.float64)
+    filled: npt.NDArray[np.float64] = column.fill_null(1.0).to_numpy(zero_copy_only=False)
+    return filled

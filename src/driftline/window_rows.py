@@ -1,0 +1,70 @@
+"""Closed windows on the ``windows`` topic: one Arrow IPC stream with one record batch per output.
+
+Every row is one window of one series. ``OUTPUT_ID`` in the schema metadata names the input record that closed
+them. The ``windows`` table has the same columns plus the position they came from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from driftline.errors import BadRecord
+from driftline.records import OutputId
+
+FORMAT = "1"
+
+SCHEMA = pa.schema(
+    [
+        pa.field("run", pa.utf8(), nullable=False),
+        pa.field("attempt", pa.int32(), nullable=False),
+        pa.field("axis", pa.utf8(), nullable=False),  # "time" or "step"
+        pa.field("start", pa.int64(), nullable=False),  # microseconds or steps, inclusive
+        pa.field("end", pa.int64(), nullable=False),  # exclusive
+        pa.field("group", pa.utf8(), nullable=False),  # "" for the whole run, else "rank=3", "host=a", ...
+        pa.field("metric", pa.utf8(), nullable=False),
+        pa.field("revision", pa.int32(), nullable=False),  # 0 live, higher from a repair
+        pa.field("count", pa.int64(), nullable=False),  # all samples, non-finite ones too
+        pa.field("weight", pa.float64(), nullable=False),  # of the finite samples
+        pa.field("nan", pa.int64(), nullable=False),
+        pa.field("inf", pa.int64(), nullable=False),
+        pa.field("mean", pa.float64()),  # weighted, finite samples; null without one
+        pa.field("std", pa.float64()),  # weighted, population
+        pa.field("min", pa.float64()),
+        pa.field("min_rank", pa.int32()),
+        pa.field("max", pa.float64()),
+        pa.field("max_rank", pa.int32()),
+        pa.field("first", pa.float64()),  # in log order, finite or not
+        pa.field("last", pa.float64()),
+        pa.field("p50", pa.float64()),
+        pa.field("p95", pa.float64()),
+        pa.field("p99", pa.float64()),
+        pa.field("quantiles", pa.map_(pa.utf8(), pa.float64())),  # those asked for by name
+        pa.field("present", pa.int32(), nullable=False),  # processes that gave a sample
+        pa.field("expected", pa.int32(), nullable=False),  # processes that should have
+    ]
+)
+
+
+def encode(columns: dict[str, Any], output_id: OutputId) -> bytes:
+    """Bytes of one output; ``columns`` maps each column of :data:`SCHEMA` to an array or list."""
+    schema = SCHEMA.with_metadata({"format": FORMAT, "id": str(output_id)})
+    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    payload: bytes = sink.getvalue().to_pybytes()
+    return payload
+
+
+def decode(payload: bytes) -> tuple[OutputId, pa.RecordBatch]:
+    """The output id and the rows. Raises BadRecord."""
+    try:
+        reader = pa.ipc.open_stream(payload)
+        schema, batch = reader.schema, reader.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise BadRecord(f"not an Arrow IPC stream of windows: {error}") from error
+    if not schema.equals(SCHEMA) or not schema.metadata or b"id" not in schema.metadata:
+        raise BadRecord(f"windows have other columns than format {FORMAT}, or no id")
+    return OutputId.parse(schema.metadata[b"id"].decode()), batch.replace_schema_metadata(None)
