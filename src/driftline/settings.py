@@ -1,0 +1,89 @@
+"""All settings of every role, as one typed tree with defaults; durations are integer microseconds here.
+
+:func:`load` makes it of the YAML file, the environment and the defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from driftline.config import PipelineConfig, SchedulerConfig
+from driftline.connection import KafkaSettings
+
+SystemMetric = Literal["cpu", "memory", "gpu", "network", "disk"]
+
+
+class SdkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What runs inside the trainer."""
+
+    enabled: bool = True
+    """False: every call of the SDK does nothing."""
+    flush_us: int = 200_000
+    """A sample waits at most so long before its frame is sent."""
+    frame_samples: int = 2_000
+    """A frame is sent when it holds so many samples."""
+    queue_samples: int = 1_000_000
+    """Samples waiting to become frames; more are dropped and counted."""
+    buffer_bytes: int = 64 * 1024 * 1024
+    """Encoded frames waiting for the broker, in memory; beyond it the newest are dropped, counted."""
+    exit_us: int = 5_000_000
+    """The longest that ``finish`` and the end of the process wait for the broker."""
+    heartbeat_us: int = 5_000_000
+    """A process with nothing to log says so this often."""
+    collect_us: int = 1_000_000
+    """How often host readings are taken."""
+    system: tuple[SystemMetric, ...] = ("cpu", "memory", "gpu", "network", "disk")
+    """Host readings to take (on local rank 0)."""
+
+
+class StreamsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The stream workers."""
+
+    state_dir: str = "./driftline-data/.streams"
+    """Working folder of Faust; may be lost at any time."""
+    snapshot_us: int = 3_000_000
+    tick_us: int = 1_000_000
+    batch_records: int = 500
+    batch_wait_us: int = 20_000
+    session_timeout_us: int = 10_000_000
+
+
+class StorageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The sink and the tables."""
+
+    root: str = "./driftline-data"
+    """Folder (or object store URI) of the tables."""
+    retention_us: int | None = None
+    """Samples, log and evaluated items older than this are deleted; windows, alerts, evaluations, facts stay."""
+    commit_us: int = 2_000_000
+    """Rows wait at most so long before they are committed."""
+    commit_rows: int = 500_000
+    catalog_us: int = 3_000_000
+    """``catalog.duckdb`` is renewed at most this often."""
+
+
+class EvaluatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The evaluators."""
+
+    device: str = "auto"
+    """One of "auto", "cpu", "cuda", "cuda:1"."""
+    threads: int | None = None
+    """CPU threads for torch; None leaves torch's choice."""
+    wait_us: int = 60_000_000
+    """The longest to wait for a checkpoint to be whole."""
+    poll_us: int = 500_000
+    announce_us: int = 2_000_000
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    sdk: SdkSettings = SdkSettings()
+    streams: StreamsSettings = StreamsSettings()
+    storage: StorageSettings = StorageSettings()
+    evaluator: EvaluatorSettings = EvaluatorSettings()
+    pipeline: PipelineConfig = msgspec.field(default_factory=PipelineConfig)
+    scheduler: SchedulerConfig = SchedulerConfig()

@@ -1,0 +1,131 @@
+"""What the window engine shows to detectors and triggers, and what they answer: plain data, no behaviour.
+
+The engine (``pipeline``) closes panes and keeps liveness; detectors and triggers see only these views.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, Protocol
+
+from driftline.config import Axis
+from driftline.events import AlertState, Checkpoint, Severity
+
+
+class PaneView(NamedTuple):
+    """One closed pane [start, end) of one metric of a run: whole-run aggregate and, where asked, by rank."""
+
+    axis: Axis
+    metric: str
+    start: int
+    end: int
+    count: int
+    nan: int
+    inf: int
+    mean: float | None
+    """Weighted mean of the finite samples over all ranks."""
+    min: float | None
+    min_rank: int | None
+    max: float | None
+    max_rank: int | None
+    by_rank: dict[int, float]
+    """Weighted mean of each rank's finite samples, for metrics in :meth:`Detection.per_rank`; else empty."""
+    now_us: int
+    """The run's "now" when the pane closed."""
+
+
+class NonFinite(NamedTuple):
+    """A NaN or infinity as it arrived; engine calls with the first of each (metric, rank, step)."""
+
+    metric: str
+    rank: int | None
+    step: int | None
+    value: float
+    now_us: int
+
+
+class Liveness(NamedTuple):
+    """A process of the current attempt as the engine sees it at a tick."""
+
+    process: str
+    rank: int | None
+    role: str
+    host: str
+    last_seen_us: int
+    """Record time of its newest record, moved forward over holes in the ticks (nobody watched then)."""
+    last_step: int | None
+    ended: bool
+
+
+class AlertChange(NamedTuple):
+    """A detector's word; the engine adds run, attempt and output id and sends it as an ``Alert``."""
+
+    alert: str
+    """Stable from opening to resolution; unique within the run (e.g. rule, metric, rank, opening step)."""
+    rule: str
+    detector: str
+    severity: Severity
+    state: AlertState
+    opened_us: int
+    resolved_us: int | None
+    metric: str | None
+    rank: int | None
+    step: int | None
+    last_step: int | None
+    value: float | None
+    expected: float | None
+    score: float | None
+    explanation: str
+    evidence: dict[str, Any]
+
+
+class Detection(Protocol):
+    """All detectors and rules of one run and attempt, with their lifecycles; mutable, dumped as plain data."""
+
+    def per_rank(self) -> frozenset[str]:
+        """Metrics of which panes must carry ``by_rank``."""
+        ...
+
+    def non_finite(self, seen: NonFinite) -> list[AlertChange]: ...
+
+    def pane(self, view: PaneView) -> list[AlertChange]:
+        """Panes of one (axis, metric) come in order; metrics of one position in order of their names."""
+        ...
+
+    def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
+        """Time moved on; processes in order of their names."""
+        ...
+
+    def end(self, now_us: int) -> list[AlertChange]:
+        """The attempt is over: what is still open and can no longer be observed is resolved."""
+        ...
+
+    def dump(self) -> Any:
+        """Plain data (dicts, lists, numbers, text, None), the input of the class's ``load``."""
+        ...
+
+
+TriggerReason = Literal["epochs", "steps", "seconds", "start", "end"]
+
+
+class CheckpointView(NamedTuple):
+    """A checkpoint event as the engine read it from the log."""
+
+    checkpoint: Checkpoint
+    attempt: int
+    now_us: int
+
+
+class TriggerState(Protocol):
+    """When to evaluate, for one run; mutable, dumped as plain data."""
+
+    def started(self, now_us: int) -> None: ...
+
+    def checkpoint(self, view: CheckpointView) -> list[tuple[TriggerReason, CheckpointView]]:
+        """Reasons to evaluate this checkpoint now (none, one; the first that is due)."""
+        ...
+
+    def ended(self, now_us: int) -> list[tuple[TriggerReason, CheckpointView]]:
+        """The run ended: the last checkpoint, unless it was picked before."""
+        ...
+
+    def dump(self) -> Any: ...
