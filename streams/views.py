@@ -18,7 +18,7 @@ class PaneView(NamedTuple):
     metric: str
     start: int
     end: int
-    count: int
+    samples: int
     nan: int
     inf: int
     mean: float | None
@@ -79,7 +79,7 @@ class AlertChange(NamedTuple):
 
 
 class Detection(Protocol):
-    """All detectors and rules of one run and attempt, with their lifecycles; mutable, dumped as plain data."""
+    """All detectors and rules of one run and attempt, with their lifecycles; mutable."""
 
     def per_rank(self) -> frozenset[str]:
         """Metrics of which panes must carry ``by_rank``."""

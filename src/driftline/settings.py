@@ -56,7 +56,7 @@ class StorageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     root: str = "./driftline-data"
     """Folder (or object store URI) of the tables."""
     retention_us: int | None = None
-    """Samples, log and evaluated items older than this are deleted; windows, alerts, evaluations, facts stay."""
+    """Samples, log and evaluated items older than this are deleted; the other tables stay."""
     commit_us: int = 2_000_000
     """Rows wait at most so long before they are committed."""
     commit_rows: int = 500_000
