@@ -1,0 +1,315 @@
+"""Draws a :class:`~driftline.cli.watch_state.WatchState`: a rich renderable, or plain lines for a pipe.
+
+``render(state, now_us=...)`` reads the state and the given time and nothing else: a test can hold its text.
+``line(news, ...)`` is one line of the plain form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from driftline import events, metric_names
+from driftline.cli.watch_state import Curve, Evaluation, News, RunView, WatchState
+
+_BARS = "▁▂▃▄▅▆▇█"
+_FIRST = (
+    "loss",
+    "accuracy",
+    "exact_match",
+    "reward",
+    "response_length",
+    "grad_norm",
+    "learning_rate",
+    "step_time",
+)
+"""Metrics shown before the others."""
+_SEVERITY = {"info": "cyan", "warn": "yellow", "error": "red", "page": "bold white on red"}
+_HOST_GROUPS = frozenset(metric_names.SYSTEM_GROUPS)
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """A line of block characters, at most ``width`` wide, scaled between the smallest and largest value.
+
+    >>> sparkline([0, 1, 2, 3]), sparkline([5, 5]), sparkline([])
+    ('▁▃▆█', '▁▁', '')
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or width < 1:
+        return ""
+    if len(finite) > width:
+        finite = [
+            _mean(finite[len(finite) * i // width : len(finite) * (i + 1) // width]) for i in range(width)
+        ]
+    low, high = min(finite), max(finite)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in finite)
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """A number for people, with its unit.
+
+    >>> quantity(0.0123, "s"), quantity(3 * 2**30, "bytes"), quantity(97.3, "%"), quantity(float("nan"))
+    ('12.3 ms', '3.0 GiB', '97.3 %', 'nan')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if unit in ("bytes", "bytes/s"):
+        for name in ("B", "KiB", "MiB", "GiB"):
+            if abs(value) < 1024:
+                return f"{value:.1f} {name}{unit[5:]}"
+            value /= 1024
+        return f"{value:.1f} TiB{unit[5:]}"
+    if unit == "s":
+        return f"{value * 1000:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
+    if unit in ("%", "W", "°C"):
+        return f"{value:.1f} {unit}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def render(state: WatchState, *, now_us: int, run: str | None = None, news: int = 8) -> RenderableType:
+    """The whole view: the run heard of last (or ``run``) in full, the other runs as a line each."""
+    shown = state.runs.get(run) if run else state.newest_run
+    if shown is None:
+        return Panel(Text("waiting for the first record of a run", style="dim"), title="driftline")
+    parts: list[RenderableType] = [_head(shown, now_us)]
+    others = [view for view in state.runs.values() if view is not shown]
+    if others:
+        parts.append(_others(others, now_us))
+    side = Table.grid(expand=True, padding=(0, 1))
+    side.add_column(ratio=3)
+    side.add_column(ratio=2)
+    side.add_row(_curves(shown), Group(*_readings(shown)))
+    parts += [side, _evaluations(shown), _alerts(shown, now_us)]
+    lines = [entry for entry in state.news() if entry.run == shown.run][-news:]
+    if lines:
+        parts.append(
+            Panel(Group(*(_news_text(entry) for entry in lines)), title="what happened", title_align="left")
+        )
+    trouble = _trouble(state)
+    if trouble:
+        parts.append(Text(trouble, style="yellow"))
+    return Group(*parts)
+
+
+def line(entry: News, *, name: str = "") -> str:
+    """One line of the plain form: ``22:41:07 run-name alert opened: ...``."""
+    return f"{_clock(entry.time_us)} {name or entry.run} {entry.text}"
+
+
+def summary(view: RunView, *, now_us: int) -> str:
+    """One line of numbers for the plain form."""
+    samples, frame_rate = view.rate.per_second(now_us)
+    numbers = [f"{name} {quantity(view.curves[name].newest)}" for name in _main(view)[:4]]
+    parts = [
+        f"step {view.step}" if view.step is not None else "no step yet",
+        f"{samples:,.0f} samples/s",
+        f"{frame_rate:.1f} frames/s",
+        f"{len(view.ranks)} ranks",
+        *numbers,
+    ]
+    if view.open_alerts:
+        parts.append(f"{len(view.open_alerts)} open alerts")
+    return f"{_clock(now_us)} {view.name or view.run} " + ", ".join(parts)
+
+
+def _head(view: RunView, now_us: int) -> Panel:
+    samples, frame_rate = view.rate.per_second(now_us)
+    grid = Table.grid(padding=(0, 2))
+    state = view.outcome or "running"
+    style = {"running": "green", "finished": "cyan"}.get(state, "red")
+    ranks = f"{len(view.ranks)}" + (f" of {view.world_size}" if view.world_size else "")
+    grid.add_row(
+        Text(state, style=style),
+        f"step [bold]{view.step if view.step is not None else '-'}[/]",
+        f"ranks {ranks}",
+        f"[bold]{samples:,.0f}[/] samples/s",
+        f"{frame_rate:.1f} frames/s",
+        f"{view.samples:,} samples",
+        Text(sparkline(view.rate.history(now_us), 30), style="green"),
+    )
+    title = Text(f"{view.name} " if view.name else "", style="bold").append(view.run, style="dim")
+    return Panel(grid, title=title, title_align="left")
+
+
+def _others(views: list[RunView], now_us: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for view in sorted(views, key=lambda v: -v.last_us)[:5]:
+        samples, _ = view.rate.per_second(now_us)
+        table.add_row(
+            Text(view.name or view.run, style="dim"),
+            Text(
+                f"{view.outcome or 'running'}, step {view.step if view.step is not None else '-'}",
+                style="dim",
+            ),
+            Text(f"{samples:,.0f} samples/s", style="dim"),
+        )
+    return table
+
+
+def _main(view: RunView) -> list[str]:
+    """Names of the training metrics, the usual ones first."""
+    usual = [name for name in _FIRST if name in view.curves]
+    rest = sorted(
+        name for name in view.curves if name not in usual and _group(name) not in (*_HOST_GROUPS, "span")
+    )
+    return usual + rest
+
+
+def _group(name: str) -> str:
+    entry = metric_names.known(name)
+    return entry.group if entry and entry.name == name else ""
+
+
+def _unit(name: str) -> str:
+    entry = metric_names.known(name)
+    return entry.unit if entry and entry.name == name else ""
+
+
+def _curves(view: RunView, rows: int = 12) -> Panel:
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    names = _main(view)
+    for name in names[:rows]:
+        curve = view.curves[name]
+        table.add_row(
+            Text(name), _newest(curve, name), Text(sparkline([p.mean for p in curve.points()]), style="blue")
+        )
+    if len(names) > rows:
+        table.add_row(Text(f"and {len(names) - rows} more", style="dim"), "", "")
+    return Panel(table, title="metrics, mean over ranks", title_align="left")
+
+
+def _newest(curve: Curve, name: str) -> Text:
+    points = curve.points()
+    if not math.isfinite(curve.newest):
+        return Text(str(curve.newest), style="bold red")
+    value = points[-1].mean if points else curve.newest
+    return Text(quantity(value, _unit(name)), style="bold")
+
+
+def _readings(view: RunView) -> list[RenderableType]:
+    """Spans of a step with their slowest rank, and host readings."""
+    spans = Table.grid(padding=(0, 1))
+    for name in sorted(n for n in view.curves if _group(n) == "span")[:8]:
+        curve = view.curves[name]
+        spans.add_row(
+            Text(name.removeprefix(metric_names.SPAN_PREFIX)), _newest(curve, name), _slowest(curve)
+        )
+    host = Table.grid(padding=(0, 1))
+    for name in sorted(n for n in view.curves if _group(n) in _HOST_GROUPS)[:8]:
+        host.add_row(Text(name), _newest(view.curves[name], name))
+    parts: list[RenderableType] = []
+    if spans.row_count:
+        parts.append(Panel(spans, title="time of a step", title_align="left"))
+    if host.row_count:
+        parts.append(Panel(host, title="host", title_align="left"))
+    return parts
+
+
+def _slowest(curve: Curve) -> Text:
+    if len(curve.by_rank) < 2:
+        return Text("")
+    rank, value = max(curve.by_rank.items(), key=lambda pair: (pair[1], -pair[0]))
+    middle = sorted(curve.by_rank.values())[len(curve.by_rank) // 2 - (len(curve.by_rank) % 2 == 0)]
+    style = "red" if middle > 0 and value > 1.5 * middle else "dim"
+    return Text(f"rank {rank}: {quantity(value, 's')}", style=style)
+
+
+def _evaluations(view: RunView, rows: int = 8) -> RenderableType:
+    waiting = [e for e in view.evaluations.values() if e.accepted_us is None]
+    shown = sorted(view.evaluations.values(), key=lambda e: (e.step if e.step is not None else -1, e.suite))[
+        -rows:
+    ]
+    if not shown:
+        return Text("no evaluation yet", style="dim")
+    table = Table(expand=True, box=None, padding=(0, 1))
+    for column in ("step", "suite", "why", "state", "result (95 % interval)", "length", "took"):
+        table.add_column(column, justify="right" if column in ("step", "length", "took") else "left")
+    for entry in shown:
+        table.add_row(*_evaluation_row(entry))
+    title = f"evaluations: {len(view.results)} done" + (f", {len(waiting)} to come" if waiting else "")
+    score = [m for m in (_score(e) for e in view.results) if m is not None]
+    curve = sparkline([events.to_float(metric.value) for metric in score], 40)
+    parts: list[RenderableType] = [table]
+    if len(score) > 1:
+        parts.append(Text(f" {score[-1].name} {curve}", style="magenta"))
+    return Panel(Group(*parts), title=title, title_align="left")
+
+
+def _score(entry: Evaluation) -> events.Metric | None:
+    return entry.metric("accuracy", "exact_match", "reward", "perplexity") or next(iter(entry.metrics), None)
+
+
+def _evaluation_row(entry: Evaluation) -> tuple[RenderableType, ...]:
+    score, length = _score(entry), entry.metric("response_length")
+    style = "" if entry.state in ("done", "waiting", "running") else "red"
+    if score is not None:
+        result = f"{score.name} {events.to_float(score.value):.3f}"
+        if score.low is not None and score.high is not None:
+            result += f" [{events.to_float(score.low):.3f}, {events.to_float(score.high):.3f}]"
+    elif entry.state == "running" and entry.total:
+        result = f"{entry.done} of {entry.total} items"
+    else:
+        result = entry.why
+    return (
+        str(entry.step) if entry.step is not None else "-",
+        Text(entry.suite),
+        Text(entry.reason),
+        Text(entry.state, style=style),
+        Text(result, style=style or ("bold" if score else "dim")),
+        f"{events.to_float(length.value):.1f}" if length else "",
+        f"{entry.seconds:.1f} s" if entry.accepted_us is not None else "",
+    )
+
+
+def _alerts(view: RunView, now_us: int, rows: int = 6) -> RenderableType:
+    if not view.alerts:
+        return Text("no alerts", style="dim")
+    ordered = sorted(view.alerts.values(), key=lambda a: (a.state != "resolved", a.time_us))[-rows:]
+    table = Table.grid(expand=True, padding=(0, 1))
+    for alert in ordered:
+        open_ = alert.state != "resolved"
+        end = alert.resolved_us if alert.resolved_us is not None else now_us
+        style = _SEVERITY.get(alert.severity, "") if open_ else "dim"
+        table.add_row(
+            Text("OPEN" if open_ else "resolved", style=style),
+            Text(alert.severity, style=style),
+            Text(alert.rule, style=style),
+            Text(alert.explanation, style="" if open_ else "dim"),
+            Text(f"{max(0, end - alert.opened_us) / 1e6:.0f} s", style="dim"),
+        )
+    title = f"alerts: {len(view.open_alerts)} open of {len(view.alerts)}"
+    return Panel(table, title=title, title_align="left", border_style="red" if view.open_alerts else "none")
+
+
+def _trouble(state: WatchState) -> str:
+    counts = (
+        (state.bad_records, "undecodable records"),
+        (state.unknown_records, "records of unknown kinds"),
+        (state.left_out, "things that did not fit this view"),
+    )
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
+
+
+def _news_text(entry: News) -> Text:
+    style = {"alert": "yellow", "evaluation": "magenta", "run": "cyan", "checkpoint": "dim"}[entry.kind]
+    return Text(f"{_clock(entry.time_us)} ", style="dim").append(
+        entry.text, style="red" if entry.bad else style
+    )
+
+
+def _clock(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
