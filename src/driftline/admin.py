@@ -1,0 +1,143 @@
+"""Makes the topics and checks that what is there fits; the one place that asks the broker about topics.
+
+A topic that the broker made by itself with one partition, or without ``LogAppendTime``, would break what the
+parts promise each other, so a role that finds one stops with a message that says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+from driftline.broker import EMBEDDED_CLUSTER
+from driftline.connection import KafkaSettings, kafka_python
+from driftline.errors import SettingsError, Unavailable
+from driftline.topics import SPECS, TopicSpec
+
+CLIENT_ID = "driftline-admin"
+
+
+def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
+    """Makes missing topics, checks existing ones; returns full topic name -> topic UUID.
+
+    Raises:
+        SettingsError: a topic has another partition count or time stamp type than driftline needs.
+        Unavailable: no broker answers.
+    """
+    client = connect(settings)
+    try:
+        return _ensure(client, settings)
+    except KafkaError as error:
+        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+    finally:
+        client.close()
+
+
+def connect(settings: KafkaSettings) -> KafkaAdminClient:
+    """An admin client. Raises Unavailable if no broker answers."""
+    try:
+        return KafkaAdminClient(
+            client_id=CLIENT_ID,
+            request_timeout_ms=15_000,
+            bootstrap_timeout_ms=3_000,
+            **kafka_python(settings),
+        )
+    except KafkaError as error:
+        raise Unavailable(f"no broker answers at {settings.bootstrap}: {error!r}") from error
+
+
+def is_embedded(settings: KafkaSettings) -> bool:
+    """Whether the broker is the embedded one, which ignores LogAppendTime and wants short sessions."""
+    client = connect(settings)
+    try:
+        return bool(client.describe_cluster().get("cluster_id") == EMBEDDED_CLUSTER)
+    except KafkaError as error:
+        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+    finally:
+        client.close()
+
+
+def partitions(settings: KafkaSettings, topic: str) -> int | None:
+    """Partition count of a topic by its full name, None if it does not exist. Raises Unavailable."""
+    client = connect(settings)
+    try:
+        found = _described(client, [topic])
+    except KafkaError as error:
+        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+    finally:
+        client.close()
+    return len(found[topic]["partitions"]) if topic in found else None
+
+
+def _ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
+    names = {settings.prefix + spec.name: spec for spec in SPECS}
+    found = _described(client, list(names))
+    missing = [name for name in names if name not in found]
+    if missing:
+        try:
+            client.create_topics({name: _options(names[name], settings) for name in missing})
+        except TopicAlreadyExistsError:
+            pass  # another role was faster; what it made is checked below
+        client.wait_for_topics(missing)
+        found = _described(client, list(names))
+    for name, spec in names.items():
+        _check_partitions(name, spec, len(found[name]["partitions"]), settings)
+    if client.describe_cluster().get("cluster_id") != EMBEDDED_CLUSTER:
+        _check_time_stamps(client, {name: spec for name, spec in names.items() if spec.append_time})
+    return {name: str(found[name]["topic_id"]) for name in names}
+
+
+def _described(client: KafkaAdminClient, names: list[str]) -> dict[str, dict[str, Any]]:
+    return {topic["name"]: topic for topic in client.describe_topics(names) if topic["error_code"] == 0}
+
+
+def _options(spec: TopicSpec, settings: KafkaSettings) -> dict[str, Any]:
+    configs = {"max.message.bytes": str(1024 * 1024)}
+    if spec.append_time:
+        configs["message.timestamp.type"] = "LogAppendTime"
+    if spec.compacted:
+        configs["cleanup.policy"] = "compact"
+    return {
+        "num_partitions": 1 if spec.single else settings.partitions,
+        "replication_factor": settings.replication,
+        "configs": configs,
+    }
+
+
+def _check_partitions(name: str, spec: TopicSpec, found: int, settings: KafkaSettings) -> None:
+    wanted = 1 if spec.single else settings.partitions
+    if found == wanted:
+        return
+    if spec.single:
+        raise SettingsError(f"topic {name}", f"{found} partitions", _remake(name, 1))
+    raise SettingsError(
+        f"topic {name}",
+        f"{found} partitions",
+        f"the settings say {wanted}: set kafka.partitions (DRIFTLINE_KAFKA__PARTITIONS) to {found} if all "
+        f"topics keyed by run have as many, else {_remake(name, wanted)}",
+    )
+
+
+def _remake(name: str, partitions: int) -> str:
+    return (
+        f"delete the topic and start again, driftline makes it with {partitions} "
+        f"(kafka-topics.sh --delete --topic {name}); switch off auto.create.topics.enable at the broker"
+    )
+
+
+def _check_time_stamps(client: KafkaAdminClient, specs: dict[str, TopicSpec]) -> None:
+    from kafka.admin import ConfigResource
+
+    asked = [ConfigResource("TOPIC", name, ["message.timestamp.type"]) for name in specs]
+    answers = client.describe_configs(asked, config_filter="all").get("topic", {})
+    for name in specs:
+        value = answers.get(name, {}).get("message.timestamp.type", {}).get("value")
+        if value != "LogAppendTime":
+            raise SettingsError(
+                f"topic {name}",
+                f"message.timestamp.type={value}",
+                "set it with: kafka-configs.sh --alter --entity-type topics "
+                f"--entity-name {name} --add-config message.timestamp.type=LogAppendTime",
+            )

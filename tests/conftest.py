@@ -1,0 +1,110 @@
+"""Brokers for tests: the embedded one, and a real Apache Kafka.
+
+The real one is, in this order: ``DRIFTLINE_TEST_BOOTSTRAP``; testcontainers where a Docker engine answers; a
+JVM where Java and Maven are. Else the test is skipped with the reason, unless ``DRIFTLINE_REQUIRE_KAFKA`` is
+set (CI), where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from driftline.broker import EmbeddedBroker
+from driftline.connection import KafkaSettings
+
+SUPPORT = Path(__file__).parent / "support"
+_PREFIXES = itertools.count()
+
+
+class Broker:
+    """A broker that tests share; each test takes settings with topic names of its own."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    def settings(self, **changes: Any) -> KafkaSettings:
+        """Settings with a prefix that no other test uses."""
+        fresh = {"bootstrap": self.bootstrap, "prefix": f"t{os.getpid()}-{next(_PREFIXES)}.", "partitions": 4}
+        return msgspec.structs.replace(KafkaSettings(), **(fresh | changes))
+
+
+def load_support(name: str) -> ModuleType:
+    """A module of tests/support."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, SUPPORT / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[Broker]:
+    """The embedded broker, one for all tests of the session."""
+    with EmbeddedBroker() as broker:
+        yield Broker(broker.bootstrap)
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """A real Apache Kafka, one for all tests of the session; do not kill it (see ``jvm_kafka``)."""
+    if bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP"):
+        yield Broker(bootstrap)
+        return
+    if _docker_answers():
+        from testcontainers.kafka import KafkaContainer
+
+        with KafkaContainer("apache/kafka:4.3.1") as container:
+            yield Broker(container.get_bootstrap_server())
+        return
+    support = load_support("jvm_kafka")
+    try:
+        broker = support.JvmKafka()
+        broker.start()
+    except support.CannotStart as error:
+        _no_kafka(str(error))
+    with contextlib.closing(broker):
+        yield Broker(broker.bootstrap)
+
+
+@pytest.fixture
+def jvm_kafka() -> Iterator[Any]:
+    """A real Apache Kafka of the test's own, to be stopped, started and killed at will."""
+    support = load_support("jvm_kafka")
+    try:
+        broker = support.JvmKafka()
+        broker.start()
+    except support.CannotStart as error:
+        _no_kafka(str(error))
+    with contextlib.closing(broker):
+        yield broker
+
+
+def _no_kafka(reason: str) -> None:
+    if os.environ.get("DRIFTLINE_REQUIRE_KAFKA"):
+        pytest.fail(f"a real Kafka is required here: {reason}")
+    pytest.skip(f"no Apache Kafka: {reason}")
+
+
+def _docker_answers() -> bool:
+    try:
+        return (
+            subprocess.run(["docker", "info"], capture_output=True, timeout=10, check=False).returncode == 0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
