@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,6 +15,7 @@ import msgspec
 from driftline.config import PipelineConfig, SchedulerConfig
 from driftline.connection import KafkaSettings
 
+DEFAULT_FILE = "driftline.yaml"
 SystemMetric = Literal["cpu", "memory", "gpu", "network", "disk"]
 
 
@@ -74,7 +78,13 @@ class EvaluatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     wait_us: int = 60_000_000
     """The longest to wait for a checkpoint to be whole."""
     poll_us: int = 500_000
+    """How often to look while waiting."""
     announce_us: int = 2_000_000
+    """How often an evaluator says that it lives, and renews its lease."""
+    stall_us: int = 600_000_000
+    """An evaluation without a sign of life from its own code for so long no longer renews its lease."""
+    nice: int = 5
+    """Added to the process's niceness (0 to 19), so that training on the same host goes first."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -87,3 +97,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     evaluator: EvaluatorSettings = EvaluatorSettings()
     pipeline: PipelineConfig = msgspec.field(default_factory=PipelineConfig)
     scheduler: SchedulerConfig = SchedulerConfig()
+    metrics: tuple[str, ...] = ()
+    """Names that the file declares as application or custom metrics, in its order."""
+    notes: tuple[str, ...] = ()
+    """What the file asks for that is not in effect yet, one line each; every role says it once at start."""
+    source: str = ""
+    """The file that was read, empty without one."""
+
+
+def load(path: str | Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a YAML file, changed by ``DRIFTLINE_*`` environment variables.
+
+    Without ``path``: the file that ``DRIFTLINE_CONFIG`` names, else ``./driftline.yaml`` if there is one,
+    else the defaults. ``env`` is the environment to read, by default the process's own.
+
+    Raises:
+        SettingsError: an unknown key, a wrong type or a value that is not usable; names key, value, remedy.
+    """
+    from driftline import settings_build, settings_file, settings_read
+
+    env = os.environ if env is None else env
+    if path is None and env.get("DRIFTLINE_CONFIG"):
+        path = env["DRIFTLINE_CONFIG"]
+    if path is None and Path(DEFAULT_FILE).is_file():
+        path = DEFAULT_FILE
+    tree = settings_file.read(Path(path) if path else None, env)
+    settings = settings_build.build(settings_read.check(tree), tree.where)
+    return msgspec.structs.replace(settings, source=str(path) if path else "")

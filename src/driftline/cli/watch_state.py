@@ -44,7 +44,7 @@ class Point(NamedTuple):
 
 
 class Curve:
-    """A metric over its steps in at most :data:`POINTS_MAX` buckets; their width doubles when they run out."""
+    """A metric over its steps in at most :data:`POINTS_MAX` buckets, which grow wider as they run out."""
 
     def __init__(self) -> None:
         self.newest: float = math.nan
