@@ -1,0 +1,368 @@
+"""One assigned partition: recover its state, apply records in order, send outputs, write snapshots.
+
+A partition's task is never cancelled in the middle of a batch: a state whose outputs were sent by half would
+be wrong to go on with. It is *retired* instead: it ends after the batch at hand, with a snapshot, and its
+cursor may serve the next task of the same partition (state is a function of the log, so it is as good as any
+snapshot).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from driftline import events
+from driftline.clock import Clock
+from driftline.errors import BadData, Unavailable
+from driftline.records import Output, Record
+from driftline.settings import Settings
+from driftline.streams.core import Core
+from driftline.streams.shell import snapshots
+from driftline.streams.shell.cursor import Cursor
+from driftline.streams.shell.health import Health
+from driftline.streams.shell.log_reader import LogReader, OutOfLog
+from driftline.streams.shell.outbox import Lane, Outbox, Oversized
+from driftline.topics import SPECS, TopicName, partition_of
+
+S = TypeVar("S")
+log = logging.getLogger(__name__)
+
+KEPT_SNAPSHOTS = 2
+"""Newest snapshots without a tombstone: a reader of the older one is not disturbed."""
+_TAIL_RECORDS = 64
+_SINGLE = frozenset(spec.name for spec in SPECS if spec.single)
+
+
+@dataclass(frozen=True)
+class Parts(Generic[S]):
+    """What all partitions of a worker share."""
+
+    core: Core[S]
+    settings: Settings
+    app_id: str
+    topic_uuid: str
+    worker: str
+    config_body: bytes
+    config_digest: str
+    outbox: Outbox
+    health: Health
+    clock: Clock
+    commit: Callable[[int, int], Awaitable[str | None]]
+    """Partition and offset to the consumer group; answers why not, if not."""
+
+    @property
+    def source_topic(self) -> str:
+        return self.settings.kafka.topics[self.core.source]
+
+
+def destination(output: Output, source: TopicName, source_partition: int, partitions: int) -> int:
+    """The partition that an output goes to."""
+    if output.topic in _SINGLE:
+        return 0
+    if source in _SINGLE:
+        return partition_of(output.run, partitions)
+    return source_partition
+
+
+class PartitionTask(Generic[S]):
+    """The life of one partition with this worker, from assignment to retirement."""
+
+    def __init__(self, parts: Parts[S], partition: int, predecessor: PartitionTask[S] | None) -> None:
+        self._parts = parts
+        self.partition = partition
+        self._predecessor = predecessor
+        self._source = snapshots.Source(parts.app_id, parts.topic_uuid, partition)
+        self.cursor: Cursor[S] | None = None
+        """Set once recovered."""
+        self._buffer: deque[Record] = deque()
+        self._arrived, self._full = asyncio.Event(), asyncio.Event()
+        self._retired = False
+        self._lane = Lane()
+        self.tick_lane = Lane()
+        self._known: dict[snapshots.SnapshotId, list[bytes]] = {}
+        self._snapshot_offset = -1
+        self._snapshot_due_us = 0
+        self._caught_up_at: int | None = None
+        self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"partition-{partition}")
+
+    # --- what the shell calls ---------------------------------------------------------------------------
+
+    def put(self, record: Record) -> None:
+        """Takes a record that the consumer group delivered."""
+        self._buffer.append(record)
+        self._arrived.set()
+        if len(self._buffer) >= self._parts.settings.streams.batch_records:
+            self._full.set()
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    def retire(self) -> None:
+        """Ends the task after the batch at hand; records that wait are for the next owner."""
+        self._retired = True
+        self._buffer.clear()
+        self._arrived.set()
+        self._full.set()
+
+    async def tick(self) -> None:
+        """Appends a tick to the source partition, unless the last one is still under way."""
+        if self.tick_lane.pending or self._retired:
+            return
+        event = events.Tick(worker=self._parts.worker, time_us=self._parts.clock.now_us())
+        await self._append(event)
+
+    # --- its life ---------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        if self._predecessor is not None:
+            await asyncio.wait({self._predecessor.task})
+        cursor = self.cursor = await self._recover()
+        self._predecessor = None
+        self._parts.health.recoveries += 1
+        self._snapshot_offset = cursor.next
+        self._plan_snapshot()
+        while not self._retired:
+            await self._check_config()
+            if records := await self._collect():
+                await self._apply(records)
+                await asyncio.sleep(0)
+            await self._maybe_snapshot()
+        if cursor.next > self._snapshot_offset:
+            await self._snapshot()
+
+    async def _collect(self) -> list[Record]:
+        """Up to ``batch_records`` records; fewer after ``batch_wait_us``; none when a snapshot is due."""
+        streams = self._parts.settings.streams
+        if not self._buffer:
+            self._arrived.clear()
+            await _within(self._arrived, self._snapshot_due_us - self._parts.clock.steady_us())
+        if self._buffer and len(self._buffer) < streams.batch_records and not self._retired:
+            self._full.clear()
+            await _within(self._full, streams.batch_wait_us)
+        count = min(len(self._buffer), streams.batch_records)
+        return [self._buffer.popleft() for _ in range(count)]
+
+    async def _apply(self, records: Sequence[Record]) -> None:
+        while records and not self._retired:
+            fed = self._at.feed(records)
+            self._parts.health.applied += fed.applied
+            if fed.repeated:
+                self._parts.health.dropped["repeated"] += fed.repeated
+            await self._send(fed.outputs)
+            if fed.ahead:
+                await self._fill(fed.ahead[0].offset)
+            records = fed.ahead
+
+    async def _fill(self, through: int) -> None:
+        """Reads offsets ``cursor.next`` to ``through`` from the log itself: the group skipped them."""
+        cursor = self._at
+        log.info("partition %d: reading offsets %d to %d again", self.partition, cursor.next, through)
+        async with LogReader(self._parts.settings.kafka, self._parts.source_topic, self.partition) as reader:
+            while cursor.next <= through and not self._retired:
+                try:
+                    async for batch in reader.read(cursor.next, through + 1):
+                        await self._apply_plain(batch)
+                        if self._retired:
+                            return
+                    break
+                except OutOfLog:
+                    await self._skip((await reader.bounds()).start, through)
+
+    async def _apply_plain(self, batch: Sequence[Any]) -> None:
+        records = [Record(self.partition, r.offset, r.timestamp, r.value) for r in batch]
+        fed = self._at.feed(records, plain=True)
+        self._parts.health.received += len(records)
+        self._parts.health.applied += fed.applied
+        self._parts.health.filled += fed.applied
+        await self._send(fed.outputs)
+        await self._maybe_snapshot()
+
+    async def _skip(self, log_start: int, through: int) -> None:
+        """The log begins behind the cursor: loudly note what is lost; the record at hand is not."""
+        cursor = self._at
+        end = min(log_start, through)
+        if end <= cursor.next:
+            raise Unavailable(
+                f"{self._parts.source_topic} partition {self.partition}: the log has no offset {cursor.next} "
+                f"and begins at {log_start}: was it cut or made again?"
+            )
+        log.error(
+            "partition %d: the log no longer has offsets %d to %d (retention was shorter than this worker's "
+            "absence): %d records are lost and noted as a gap; raise the topic's retention",
+            *(self.partition, cursor.next, end - 1, end - cursor.next),
+        )
+        self._parts.health.lost += end - cursor.next
+        await self._send(cursor.gap(end))
+
+    # --- sending ----------------------------------------------------------------------------------------
+
+    async def _send(self, outputs: Sequence[Output]) -> None:
+        parts, kafka = self._parts, self._parts.settings.kafka
+        for output in outputs:
+            to = destination(output, parts.core.source, self.partition, kafka.partitions)
+            topic = kafka.topics[output.topic]
+            try:
+                await parts.outbox.send(
+                    self._lane, topic, to, key=output.run.encode() or None, value=output.value
+                )
+                parts.health.sent += 1
+            except Oversized as error:
+                await self._refuse(output, str(error))
+
+    async def _refuse(self, output: Output, reason: str) -> None:
+        parts = self._parts
+        parts.health.dropped["oversized"] += 1
+        log.error("output %s is too large for Kafka and dropped: %s", output.id, reason)
+        letter = events.DeadLetter(
+            topic=parts.source_topic,
+            partition=self.partition,
+            offset=output.id.offset,
+            reason=f"output {output.id.ordinal} of this record is too large: {reason}",
+            reader=parts.app_id,
+            time_us=parts.clock.now_us(),
+            size=len(output.value),
+        )
+        topic = parts.settings.kafka.topics["dead-letter"]
+        await parts.outbox.send(self._lane, topic, 0, key=None, value=events.encode(letter))
+
+    async def _append(self, event: events.Event) -> None:
+        """Appends an event of the worker's own to the source partition."""
+        await self._parts.outbox.send(
+            *(self.tick_lane, self._parts.source_topic, self.partition),
+            key=None,
+            value=events.encode(event),
+        )
+
+    async def _check_config(self) -> None:
+        """Once, when the log is read up to where it ended at assignment: append the configuration if new."""
+        if self._caught_up_at is None or self._at.next < self._caught_up_at:
+            return
+        self._caught_up_at = None
+        parts = self._parts
+        if parts.core.config_digest(self._at.state) == parts.config_digest:
+            return
+        log.info("partition %d: configuration %s goes into the log", self.partition, parts.config_digest)
+        await self._append(
+            events.ConfigChanged(
+                worker=parts.worker,
+                time_us=parts.clock.now_us(),
+                digest=parts.config_digest,
+                body=msgspec.Raw(parts.config_body),
+            )
+        )
+
+    # --- snapshots and recovery -------------------------------------------------------------------------
+
+    async def _maybe_snapshot(self) -> None:
+        if self._parts.clock.steady_us() >= self._snapshot_due_us:
+            if self._at.next > self._snapshot_offset:
+                await self._snapshot()
+            self._plan_snapshot()
+
+    def _plan_snapshot(self) -> None:
+        self._snapshot_due_us = self._parts.clock.steady_us() + self._parts.settings.streams.snapshot_us
+
+    async def _snapshot(self) -> None:
+        """All outputs delivered, then chunks, then the manifest, then the group's offset, then tombstones."""
+        parts, cursor = self._parts, self._at
+        await parts.outbox.settled(self._lane)
+        this = snapshots.SnapshotId(cursor.next, parts.worker)
+        written = snapshots.write(self._source, this, parts.core.dump(cursor.state))
+        for key, value in written.chunks:
+            await self._write_state(key, value)
+        await parts.outbox.settled(self._lane)
+        await self._write_state(*written.manifest)
+        await parts.outbox.settled(self._lane)
+        self._snapshot_offset = cursor.next
+        self._known[this] = written.keys
+        parts.health.snapshots += 1
+        await self._bury(this)
+        if (why_not := await parts.commit(self.partition, cursor.next)) is not None:
+            log.debug("partition %d: group offset not committed: %s", self.partition, why_not)
+
+    async def _bury(self, newest: snapshots.SnapshotId) -> None:
+        """Tombstones for snapshots that lie below the newest ones of ours."""
+        lower = sorted(found for found in self._known if found <= newest)
+        for old in lower[:-KEPT_SNAPSHOTS]:
+            for key in self._known.pop(old):
+                await self._write_state(key, None)
+
+    async def _write_state(self, key: bytes, value: bytes | None) -> None:
+        topic = self._parts.settings.kafka.topics["state"]
+        await self._parts.outbox.send(self._lane, topic, self.partition, key=key, value=value)
+
+    async def _recover(self) -> Cursor[S]:
+        """The highest of: the predecessor's cursor, complete snapshots, the beginning of the log."""
+        parts = self._parts
+        async with LogReader(parts.settings.kafka, parts.source_topic, self.partition) as reader:
+            bounds = await reader.bounds()
+        self._caught_up_at = bounds.end
+        collected = await self._read_snapshots()
+        self._known = dict(collected.keys)
+        if any(found.offset > bounds.end for found in collected.complete):
+            log.error(
+                "partition %d: snapshots lie beyond the end of the log (%d), which was cut: not used",
+                *(self.partition, bounds.end),
+            )
+        before = self._predecessor.cursor if self._predecessor is not None else None
+        floor = before.next if before is not None and before.next <= bounds.end else -1
+        for snapshot in collected.ranked(bounds.end):
+            if snapshot.id.offset <= floor:
+                break
+            try:
+                cursor = Cursor(parts.core, parts.core.load(snapshot.data), snapshot.id.offset)
+            except BadData as error:
+                log.error("partition %d: snapshot %s: %s", self.partition, snapshot.id, error)
+                continue
+            self._told("the snapshot at", cursor.next, bounds.end)
+            return cursor
+        if before is not None and floor >= 0:
+            self._told("what it knew, at", before.next, bounds.end)
+            return before
+        self._told("the beginning,", 0, bounds.end)
+        return Cursor(parts.core, parts.core.fresh(parts.topic_uuid, self.partition), 0)
+
+    def _told(self, start: str, offset: int, end: int) -> None:
+        log.info("partition %d: goes on from %s offset %d of %d", self.partition, start, offset, end)
+
+    async def _read_snapshots(self) -> snapshots.Collected:
+        """From the tail of ``state``, further back until a complete snapshot turns up (any is right)."""
+        topic = self._parts.settings.kafka.topics["state"]
+        async with LogReader(self._parts.settings.kafka, topic, self.partition) as reader:
+            bounds = await reader.bounds()
+            tail = _TAIL_RECORDS
+            while True:
+                start = max(bounds.start, bounds.end - tail)
+                found = snapshots.Collected(self._source)
+                try:
+                    async for batch in reader.read(start, bounds.end):
+                        for record in batch:
+                            found.add(record.key, record.value)
+                except OutOfLog:  # the cleaner moved the start meanwhile
+                    bounds = await reader.bounds()
+                    continue
+                if found.complete or start == bounds.start:
+                    return found
+                tail *= 8
+
+    @property
+    def _at(self) -> Cursor[S]:
+        assert self.cursor is not None, "recovered before use"
+        return self.cursor
+
+
+async def _within(event: asyncio.Event, wait_us: int) -> None:
+    """Until the event, at most so long."""
+    if wait_us <= 0:
+        return
+    try:
+        await asyncio.wait_for(event.wait(), wait_us / 1e6)
+    except TimeoutError:
+        pass

@@ -1,0 +1,248 @@
+"""The shell: Faust delivers records and rebalances, partition tasks do the work, ticks mark the time.
+
+:meth:`Shell.run` ends when it is told to stop, with a last snapshot of each partition, or raises:
+Unavailable (start again: nothing is lost), SettingsError (topics no longer fit), anything else is a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+
+from aiokafka.errors import KafkaError
+from faust.exceptions import FaustError
+
+from driftline.admin import ensure_topics
+from driftline.clock import Clock
+from driftline.config import digest
+from driftline.errors import Unavailable
+from driftline.records import Record
+from driftline.settings import Settings
+from driftline.streams.core import Core
+from driftline.streams.shell import faust_app
+from driftline.streams.shell.health import Health
+from driftline.streams.shell.outbox import Outbox
+from driftline.streams.shell.partition import PartitionTask, Parts
+
+S = TypeVar("S")
+log = logging.getLogger(__name__)
+
+BUFFER_RECORDS = 4_000
+BUFFER_BYTES = 64 * 1024 * 1024
+"""Records that wait for their partition; beyond either bound the consumer is held back."""
+HEALTH_S = 10.0
+TOPICS_S = 30.0
+STOP_S = 10.0
+"""The longest that stopping waits for last snapshots, and for Faust."""
+
+
+class Shell(Generic[S]):
+    """Runs one core with one consumer group."""
+
+    def __init__(
+        self,
+        core: Core[S],
+        settings: Settings,
+        *,
+        app_id: str,
+        worker: str,
+        config_body: bytes,
+        topic_uuids: dict[str, str],
+        embedded: bool,
+        health: Health,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._app_id = app_id
+        self._uuids = topic_uuids
+        self.health = health
+        self._topic = settings.kafka.topics[core.source]
+        self._outbox = Outbox(settings.kafka, f"driftline-{worker}", idempotent=not embedded)
+        self._app = faust_app.make(
+            settings.kafka,
+            settings.streams,
+            app_id=app_id,
+            embedded=embedded,
+            buffer_records=1_000,
+        )
+        self._parts = Parts(
+            core=core,
+            settings=settings,
+            app_id=app_id,
+            topic_uuid=topic_uuids[self._topic],
+            worker=worker,
+            config_body=config_body,
+            config_digest=digest(config_body),
+            outbox=self._outbox,
+            health=health,
+            clock=clock,
+            commit=self._commit,
+        )
+        self._tasks: dict[int, PartitionTask[S]] = {}
+        self._retired: dict[int, PartitionTask[S]] = {}
+        self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._buffered_bytes = 0
+        self._wire()
+
+    async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
+        """Works until ``stop`` is set; calls ``started`` once connected."""
+        await self._outbox.start()
+        started()
+        own = [
+            asyncio.create_task(self._guard(work))
+            for work in (self._start_faust(), self._tick(), self._report(), self._watch_topics())
+        ]
+        stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
+        try:
+            ends = [stopping, self._failed, self._outbox.failure]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._outbox.failure.done():
+                self._outbox.failure.result()
+            if self._failed.done():
+                self._failed.result()
+        finally:
+            stopping.cancel()
+            await self._stop(own)
+
+    # --- what Faust calls -------------------------------------------------------------------------------
+
+    def _wire(self) -> None:
+        topic = self._app.topic(
+            self._topic,
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+            acks=False,
+        )
+        self._app.agent(topic, name=f"{self._app_id}.collect")(self._collect)
+        self._app.on_partitions_revoked.connect(self._on_revoked)
+        self._app.on_partitions_assigned.connect(self._on_assigned)
+
+    async def _collect(self, stream: Any) -> None:
+        """The agent: hands each record to its partition, acknowledges nothing."""
+        tasks, health = self._tasks, self.health
+        async for event in stream.noack().events():
+            message = event.message
+            health.received += 1
+            task = tasks.get(message.partition)
+            if task is None:
+                health.dropped["unassigned"] += 1
+                continue
+            # Faust's times are float seconds; the log's are integer milliseconds.
+            time_ms = round(message.timestamp * 1000)
+            task.put(Record(message.partition, message.offset, time_ms, message.value))
+            self._buffered_bytes += len(message.value or b"")
+            if self._buffered_bytes > BUFFER_BYTES or task.buffered > BUFFER_RECORDS:
+                await self._wait_for_room()
+
+    async def _wait_for_room(self) -> None:
+        while sum(task.buffered for task in self._tasks.values()) > BUFFER_RECORDS // 4:
+            await asyncio.sleep(0.005)
+        self._buffered_bytes = 0
+
+    async def _on_revoked(self, _app: Any, revoked: Iterable[Any], **_: Any) -> None:
+        for partition in sorted({tp.partition for tp in revoked if tp.topic == self._topic}):
+            if (task := self._tasks.pop(partition, None)) is not None:
+                task.retire()
+                self._retired[partition] = task
+                self.health.lag.pop(partition, None)
+
+    async def _on_assigned(self, _app: Any, assigned: Iterable[Any], **_: Any) -> None:
+        wanted = {tp.partition for tp in assigned if tp.topic == self._topic}
+        for partition in sorted(set(self._tasks) - wanted):  # Faust told no revocation: retire all the same
+            task = self._tasks.pop(partition)
+            task.retire()
+            self._retired[partition] = task
+            self.health.lag.pop(partition, None)
+        for partition in sorted(wanted - set(self._tasks)):
+            task = PartitionTask(self._parts, partition, self._retired.pop(partition, None))
+            task.task.add_done_callback(self._ended)
+            self._tasks[partition] = task
+        log.info("partitions of %s assigned here: %s", self._topic, sorted(wanted) or "none")
+
+    # --- tasks of its own -------------------------------------------------------------------------------
+
+    async def _start_faust(self) -> None:
+        await self._app.start()
+        while not self._app.crashed:
+            await asyncio.sleep(0.2)
+        reason = self._app.crash_reason
+        if isinstance(reason, KafkaError | FaustError | OSError):
+            raise Unavailable(f"the consumer stopped: {reason!r}") from reason
+        raise reason if reason is not None else Unavailable("the consumer stopped")
+
+    async def _tick(self) -> None:
+        period_s = self._settings.streams.tick_us / 1e6
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            for task in list(self._tasks.values()):
+                await task.tick()
+            due = max(due + period_s, loop.time())
+            await asyncio.sleep(due - loop.time())
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_S)
+            self._measure_lag()
+            log.info("%s", self.health.line())
+
+    def _measure_lag(self) -> None:
+        for partition, task in self._tasks.items():
+            end = faust_app.highwater(self._app, self._topic, partition)
+            if end is not None and task.cursor is not None:
+                self.health.lag[partition] = max(0, end - task.cursor.next)
+
+    async def _watch_topics(self) -> None:
+        """A topic that was made again has offsets that mean something else: start anew with its new UUID."""
+        while True:
+            await asyncio.sleep(TOPICS_S)
+            try:
+                found = await asyncio.to_thread(ensure_topics, self._settings.kafka)
+            except Unavailable:
+                continue  # Kafka clients wait for the broker by themselves
+            if found[self._topic] != self._uuids[self._topic]:
+                raise Unavailable(f"topic {self._topic} was deleted and made again")
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to run(), which raises it
+            self._fail(error)
+
+    def _ended(self, done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.health.errors += 1
+        if not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # seen: run() raises it again
+
+    async def _commit(self, partition: int, offset: int) -> str | None:
+        return await faust_app.commit(self._app, self._topic, {partition: offset})
+
+    async def _stop(self, own: list[asyncio.Task[None]]) -> None:
+        """Last snapshots, then leave the group, then close the producer; each within a bound."""
+        tasks = {*self._tasks.values(), *self._retired.values()}
+        for task in tasks:
+            task.retire()
+        if waiting := {task.task for task in tasks if not task.task.done()}:
+            _, late = await asyncio.wait(waiting, timeout=STOP_S)
+            for straggler in late:
+                straggler.cancel()
+        for work in own:
+            work.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self._app.stop(), STOP_S)
+        except (TimeoutError, KafkaError, FaustError, asyncio.CancelledError) as error:
+            log.warning("Faust did not stop in order: %r", error)
+        await self._outbox.stop()
+        log.info("%s", self.health.line())
