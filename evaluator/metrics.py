@@ -126,7 +126,7 @@ class Perplexity:
             None if loss.stderr is None else value * loss.stderr,
             None if loss.low is None else _exp(loss.low),
             None if loss.high is None else _exp(loss.high),
-            loss.count,
+            loss.size,
         )
         return _metric(self.name, scaled, unit="per token")
 
@@ -145,6 +145,6 @@ def _metric(name: str, estimate: Estimate, *, unit: str) -> Metric:
         stderr=None if estimate.stderr is None else number(estimate.stderr),
         low=None if estimate.low is None else number(estimate.low),
         high=None if estimate.high is None else number(estimate.high),
-        count=estimate.count,
+        count=estimate.size,
         unit=unit,
     )

@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     stderr: float | None
     low: float | None
     high: float | None
-    count: int
+    size: int
 
 
 def wilson(successes: int, count: int, *, z: float = Z95) -> tuple[float, float]:
@@ -82,7 +82,7 @@ def ratio(totals: Sequence[float], sizes: Sequence[int]) -> Estimate:
     """Sum of totals over sum of sizes, where each pair is one cluster (a text and its tokens).
 
     The standard error is clustered, sqrt(C/(C-1) sum_c (total_c - value size_c)^2) / sum of sizes, since the
-    tokens of one text are not independent; ``count`` is the sum of sizes.
+    tokens of one text are not independent; ``size`` is the sum of sizes.
     """
     size, clusters = sum(sizes), len(totals)
     if size == 0:

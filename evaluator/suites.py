@@ -85,7 +85,7 @@ class Text(NamedTuple):
 Load = Callable[["CheckpointFolder", str], TokenModel]
 Encode = Callable[[str], Sequence[int]]
 Decode = Callable[[Sequence[int]], str]
-Grade = Callable[[str, Question], ItemStatus]
+Grade = Callable[[str, Question], ItemStatus | bool]
 Metrics = Callable[[], Sequence[MetricAccumulator]]
 Item = TypeVar("Item", Question, Text)
 
@@ -136,6 +136,8 @@ class GenerationSuite(_Suite[Question]):
     max_new_tokens: int = 64
     """A response that has not stopped by then is "truncated", whatever its text."""
     grade: Grade = exact_match
+    """Judges a response that has stopped: True, False, or a status. An item whose grader raises is not
+    counted."""
     metrics: Metrics = lambda: (ExactMatch(), ResponseLength())
 
     @property
