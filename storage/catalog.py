@@ -1,0 +1,62 @@
+"""``catalog.duckdb``: a small DuckDB database of the views over the current files, for any DuckDB client.
+
+It holds no rows. It is written beside and renamed, so that a reader that has the old one open is not
+disturbed. The paths in it are absolute: after the folder was moved, ``driftline sql`` (which reads the
+tables' own logs) still works, and the next sink writes the catalog anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+
+from driftline.storage.relations import identifier, source, text
+from driftline.storage.tables import TABLES, TableName
+from driftline.storage.views import BASE_VIEW, VIEWS, statements
+
+CATALOG = "catalog.duckdb"
+_TEMPORARY = ".catalog-*.tmp*"
+
+
+def define(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
+    """Makes or replaces all views in ``db``, over these files."""
+    define_tables(db, files)
+    for statement in statements():
+        db.execute(statement)
+    for view in VIEWS:
+        kind = (
+            "VIEW"
+            if view.macro is None
+            else "MACRO TABLE"
+            if view.sql.strip().startswith("TABLE")
+            else "MACRO"
+        )
+        db.execute(f"COMMENT ON {kind} {identifier(view.name)} IS {text(view.says)}")
+
+
+def define_tables(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
+    """Makes or replaces only the plain views of the tables."""
+    for name in TABLES:
+        view = identifier(BASE_VIEW.get(name, name))
+        db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM {source(name, files[name])}")
+        db.execute(f"COMMENT ON VIEW {view} IS {text(TABLES[name].row)}")
+
+
+def write(root: Path, files: Mapping[TableName, Sequence[str]]) -> None:
+    """Replaces the catalog in ``root``."""
+    temporary = root / f".catalog-{os.getpid()}.tmp"
+    temporary.unlink(missing_ok=True)
+    with duckdb.connect(str(temporary)) as db:
+        define(db, files)
+    os.replace(temporary, root / CATALOG)
+
+
+def clean(root: Path) -> None:
+    """Removes what a sink that was killed left of an unfinished catalog."""
+    for left in root.glob(_TEMPORARY):
+        with contextlib.suppress(OSError):
+            left.unlink()

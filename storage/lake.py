@@ -1,0 +1,222 @@
+"""The tables on disk: Delta Lake tables written with delta-rs, exactly once.
+
+Each commit carries, for each topic partition that it moves on, a Delta transaction: application id = topic
+UUID and partition, version = last offset. The rule that keeps two writers apart: the handle that a commit is
+made with must show the expected version before, and delta-rs refuses a commit if one of its application ids
+was committed since that handle was loaded. A handle moves on with each own commit, also past the commits of
+others, so the check comes before every commit.
+
+Only local folders so far.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
+
+import deltalake
+import pyarrow as pa
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
+
+COMPACT_FILES = 48
+"""A table is compacted when it has so many more files than after the last compaction."""
+_TARGET_BYTES = 128 * 1024 * 1024
+_ROW_GROUP = 256 * 1024
+_BAD_CHARACTERS = frozenset("[]^|\\%")
+
+
+class Conflict(Exception):
+    """Another writer committed the same partition: read the positions again and start from there."""
+
+
+class App:
+    """Application ids: ``<topic uuid>/<partition>``."""
+
+    @staticmethod
+    def id(topic_uuid: str, partition: int) -> str:
+        return f"{topic_uuid}/{partition}"
+
+
+class Lake:
+    """The tables under one root, opened for writing; missing ones are made.
+
+    Raises:
+        SettingsError: the root cannot be written.
+        BadData: a folder there is not one of our tables.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = writable(root)
+        self._handles: dict[TableName, DeltaTable] = {}
+        self._compacted: dict[TableName, int] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Loads every table anew, with all that other writers committed."""
+        for name in TABLES:
+            self._handles[name] = self._open(name)
+            self._compacted.setdefault(name, 0)
+
+    def files(self, name: TableName) -> list[str]:
+        """Absolute paths of the Parquet files that make up the table now."""
+        return file_paths(self.root / name, self._handles[name])
+
+    def version(self, name: TableName, app: str) -> int:
+        """Last offset of ``app`` (see :class:`App`) whose rows the table has, -1 before the first."""
+        version = self._handles[name].transaction_version(app)
+        return -1 if version is None else version
+
+    def commit(
+        self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], reached: Mapping[str, int]
+    ) -> None:
+        """Appends ``rows`` (None for none) and moves each app from its ``expected`` to its ``reached``
+        offset, all or nothing.
+
+        Raises:
+            Conflict: an app is not at its expected offset; nothing was written.
+            Unavailable: the folder cannot be written (full, gone); nothing was written.
+        """
+        handle = self._handles[name]
+        for app, offset in expected.items():
+            if self.version(name, app) != offset:
+                raise Conflict(f"{name}: {app} is at {self.version(name, app)}, not at {offset}")
+        moves = [Transaction(app, offset) for app, offset in reached.items()]
+        properties = CommitProperties(app_transactions=moves)
+        try:
+            if rows is None:
+                handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
+                handle.update_incremental()
+            else:
+                deltalake.write_deltalake(
+                    handle,
+                    rows,
+                    mode="append",
+                    writer_properties=writer_properties(name),
+                    target_file_size=_TARGET_BYTES,
+                    commit_properties=properties,
+                )
+        except CommitFailedError as error:
+            raise Conflict(f"{name}: {error}") from error
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be written: {error}") from error
+
+    def compact(self, name: TableName, *, at_least: int = COMPACT_FILES) -> bool:
+        """Merges small files if there are ``at_least`` more than after the last time; says if it did.
+
+        Rows, positions and the files of running readers stay. Harmless if another writer does the same.
+        """
+        handle = self._handles[name]
+        count = len(handle.file_uris())
+        if count - self._compacted[name] < at_least:
+            return False
+        try:
+            handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=writer_properties(name))
+        except CommitFailedError:
+            self._handles[name] = self._open(name)  # someone else compacted: fine
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be compacted: {error}") from error
+        self._compacted[name] = len(self._handles[name].file_uris())
+        return True
+
+    def _open(self, name: TableName) -> DeltaTable:
+        path = self.root / name
+        table = TABLES[name]
+        try:
+            handle = DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
+            handle = DeltaTable(str(path))
+        except (DeltaError, OSError) as error:
+            raise BadData(
+                f"{path} cannot be opened as a table: {error}; move the folder away or choose another root "
+                "(storage.root, DRIFTLINE_STORAGE__ROOT)"
+            ) from error
+        found = {field.name for field in handle.schema().fields}
+        missing = [column.name for column in table.columns if column.name not in found]
+        if missing:
+            raise BadData(f"{path} lacks the columns {', '.join(missing)}: it was made by another version")
+        return handle
+
+
+def writer_properties(name: TableName) -> WriterProperties:
+    """How files of the table are written: no statistics on float columns, on append and in compaction."""
+    columns = {}
+    for column in TABLES[name].columns:
+        statistics: Literal["CHUNK", "NONE"] = "CHUNK" if sorts_well(column) else "NONE"
+        if column.type.equals(TIME) or column.name == "offset":
+            columns[column.name] = ColumnProperties(
+                dictionary_enabled=False, encoding="DELTA_BINARY_PACKED", statistics_enabled=statistics
+            )
+        elif column.name == "value":
+            columns[column.name] = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
+        else:
+            columns[column.name] = ColumnProperties(statistics_enabled=statistics)
+    return WriterProperties(
+        compression="ZSTD",
+        max_row_group_size=_ROW_GROUP,
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties=columns,
+    )
+
+
+def writable(root: str | os.PathLike[str]) -> Path:
+    """The root as an absolute path, made if missing. Raises SettingsError if nothing can be written there."""
+    path = Path(root).absolute()
+    _check_characters(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = "free some space" if error.errno == errno.ENOSPC else "mend its permissions"
+        raise SettingsError(
+            "storage.root",
+            str(root),
+            f"the folder cannot be written ({reason}); {remedy}, or name another one "
+            "(storage.root in the YAML file, or DRIFTLINE_STORAGE__ROOT)",
+        ) from error
+    return path
+
+
+def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
+    """The current Parquet files of each table under ``root``, for readers; a missing table has none.
+
+    Raises:
+        BadData: there is no table at all, or a table's log cannot be read.
+    """
+    path = Path(root).absolute()
+    _check_characters(path)
+    found: dict[TableName, list[str]] = {}
+    for name in TABLES:
+        try:
+            found[name] = file_paths(path / name, DeltaTable(str(path / name)))
+        except TableNotFoundError:
+            continue
+        except (DeltaError, OSError) as error:
+            raise BadData(f"the log of table {path / name} cannot be read: {error}") from error
+    if not found:
+        raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
+    return {name: found.get(name, []) for name in TABLES}
+
+
+def file_paths(folder: Path, handle: DeltaTable) -> list[str]:
+    """Absolute local paths of a table's files, in order. (delta-rs percent-encodes the folder in URIs.)"""
+    return sorted(str(folder / unquote(uri.rpartition("/")[2])) for uri in handle.file_uris())
+
+
+def _check_characters(path: Path) -> None:
+    bad = sorted(set(str(path)) & _BAD_CHARACTERS)
+    if bad:
+        raise SettingsError(
+            "storage.root",
+            str(path),
+            f"delta-rs cannot write below a folder with {' '.join(bad)} in its name",
+        )

@@ -1,0 +1,109 @@
+"""Reading the tables: ``driftline.open(root)`` gives the views of ``views.py`` over the files of this moment.
+
+The tables' own logs name the files, so what else lies in the folders (torn, foreign, half-written) is never
+read. A query that finds a file gone, since a compaction and a clean-up came between, is tried once more on
+the newest files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from driftline.errors import BadData
+from driftline.storage import catalog
+from driftline.storage.lake import read_files
+from driftline.storage.tables import TABLES, TableName
+
+_T = TypeVar("_T")
+
+
+class Catalog:
+    """A DuckDB connection of its own, in memory, with all views; use it from one thread.
+
+    ``connection`` is the DuckDB connection itself, for relations (``catalog.connection.sql("...").df()``).
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self._files: dict[TableName, list[str]] = read_files(self.root)
+        self.connection = duckdb.connect()
+        self.connection.execute("SET python_enable_replacements = false")  # a Python variable is no table
+        self._twice(lambda: catalog.define(self.connection, self._files))
+
+    def refresh(self) -> None:
+        """Shows what was committed since. Raises BadData if the tables' logs or files cannot be read."""
+        files = read_files(self.root)
+        if files != self._files:
+            self._files = files
+            self._twice(lambda: catalog.define_tables(self.connection, self._files))
+
+    def query(self, sql: str, parameters: Sequence[Any] | None = None) -> pa.Table:
+        """The answer to ``sql`` as an Arrow table, on what is committed now.
+
+        Raises:
+            BadData: the SQL is wrong, or a file of a table is broken; one line each.
+        """
+        self.refresh()
+        return self._twice(lambda: self._run(sql, parameters))
+
+    def rows(self, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """The answer as tuples of Python values. Raises as :meth:`query`."""
+        table = self.query(sql, parameters)
+        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _twice(self, task: Callable[[], _T]) -> _T:
+        """Does ``task``; if a file is gone, once more on the newest files."""
+        try:
+            try:
+                return task()
+            except duckdb.IOException:
+                self._files = read_files(self.root)
+                catalog.define_tables(self.connection, self._files)
+                return task()
+        except duckdb.Error as error:
+            raise self._explained(error) from error
+
+    def _run(self, sql: str, parameters: Sequence[Any] | None) -> pa.Table:
+        answer = self.connection.sql(sql, params=list(parameters) if parameters else None)
+        return pa.table({}) if answer is None else answer.to_arrow_table()
+
+    def _explained(self, error: duckdb.Error) -> BadData:
+        message = str(error)
+        for name in TABLES:
+            for file in self._files[name]:
+                if Path(file).name in message:
+                    return BadData(
+                        f"{file} is part of table {name} but is missing or broken ({_line(message)}); bring "
+                        "it back from a copy, or delete it and give up its rows with "
+                        f"deltalake.DeltaTable({str(self.root / name)!r}).repair()"
+                    )
+        return BadData(_line(message))
+
+
+def open_catalog(root: str | os.PathLike[str]) -> Catalog:
+    """Opens the tables under ``root`` for reading. Raises BadData if there are none."""
+    return Catalog(root)
+
+
+def _line(message: str) -> str:
+    """A DuckDB message as one line: without the picture of where in the SQL it is."""
+    lines = [line.strip() for line in message.splitlines()]
+    return " ".join(line for line in lines if line and not line.startswith(("LINE ", "^")))

@@ -1,0 +1,57 @@
+"""A table's current files as a DuckDB expression. Names and paths are quoted here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from driftline.storage.tables import TABLES, TIME, TableName
+
+_SQL_TYPES = {
+    pa.utf8(): "VARCHAR",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.binary(): "BLOB",
+    TIME: "TIMESTAMPTZ",
+    pa.map_(pa.utf8(), pa.float64()): "MAP(VARCHAR, DOUBLE)",
+}
+
+
+def text(value: str) -> str:
+    """A SQL text literal.
+
+    >>> text("it's")
+    "'it''s'"
+    """
+    return "'" + value.replace("'", "''") + "'"
+
+
+def identifier(name: str) -> str:
+    """A SQL identifier.
+
+    >>> identifier('end')
+    '"end"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def path(file: str) -> str:
+    """A text literal of a file, with the characters that DuckDB would take for a pattern made plain.
+
+    >>> path("/a*b/c.parquet")
+    "'/a[*]b/c.parquet'"
+    """
+    return text("".join(f"[{character}]" if character in "*?[" else character for character in file))
+
+
+def source(name: TableName, files: Sequence[str]) -> str:
+    """A parenthesised query that gives exactly the table's columns, from these files; also from none."""
+    columns = TABLES[name].columns
+    if not files:
+        empty = ", ".join(f"NULL::{_SQL_TYPES[c.type]} AS {identifier(c.name)}" for c in columns)
+        return f"(SELECT {empty} WHERE false)"
+    chosen = ", ".join(identifier(column.name) for column in columns)
+    listed = ", ".join(path(file) for file in files)
+    return f"(SELECT {chosen} FROM read_parquet([{listed}], hive_partitioning = false))"

@@ -1,0 +1,433 @@
+"""The sink: reads the topics and appends their rows to the tables, each record's rows exactly once.
+
+    poll -> rows -> (after commit_us or commit_rows) one commit per table, with each partition's offset
+
+Positions come from the tables' own transactions, never from a consumer group: at start, and after any
+conflict or failed write, everything that waits is dropped, the positions are read again, and each partition
+is read from the smallest position of the tables it feeds; a table that is further on skips what it has. One
+sink reads all partitions. A second one on the same tables does no harm and no good: every commit of one makes
+the other start again.
+
+A table that got no rows is moved on by an empty commit every ``EMPTY_US`` and at the end. Ticks alone wait
+that long too. On SIGTERM or Ctrl-C the sink first reads what the topics held at that moment (at most
+``CATCH_UP_US``), commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the
+reading. So stop the producers and stream workers first, the sink last.
+
+Broker away: one line, then tries again until it answers. Folder not writable at start: one line, exit code 2.
+Disk full or a failed write later: one line, nothing is committed, tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import duckdb
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from driftline import admin, events
+from driftline.clock import SECOND_US, Clock, SystemClock
+from driftline.connection import kafka_python
+from driftline.errors import BadData, BadRecord, SettingsError, Unavailable
+from driftline.records import Record
+from driftline.settings import Settings
+from driftline.storage import catalog
+from driftline.storage.lake import App, Conflict, Lake
+from driftline.storage.resume import read_seen
+from driftline.storage.rows import Rows, Source
+from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
+
+EMPTY_US = 30 * SECOND_US
+CATCH_UP_US = 5 * SECOND_US
+_SETTLE_US = 600_000
+"""At the end: as long as it takes until every partition was asked once more."""
+_HEALTH_US = 10 * SECOND_US
+_RETRY_US = SECOND_US
+_QUIET_US = 10 * SECOND_US
+_POLL_MS = 200
+_POLL_RECORDS = 4_000
+_MAX_WAITING_BYTES = 256 * 1024 * 1024
+_DEAD_LETTER_BYTES = 64 * 1024
+
+Say = Callable[[str], None]
+
+
+def run_sink(
+    settings: Settings,
+    *,
+    stop: threading.Event | None = None,
+    say: Say | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Runs until SIGTERM, Ctrl-C or ``stop`` is set; returns the exit code.
+
+    0 after a clean stop, 1 if a table is broken, 2 if a setting or the folder must be mended. Signals are
+    handled only when called on the main thread. ``say`` gets one line at a time (default: standard error).
+    """
+    say = say or _to_stderr
+    stopping = _Stopping(stop or threading.Event())
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # its lines repeat what ours say once
+    with stopping.on_signals():
+        try:
+            sink = Sink(settings, say=say, clock=clock or SystemClock())
+            sink.run(stopping)
+        except SettingsError as error:
+            say(f"sink: {error}")
+            return 2
+        except BadData as error:
+            say(f"sink: {error}")
+            return 1
+    return 0
+
+
+class _Stopping:
+    """Whether to stop, and whether to hurry."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+        self.hurry = False
+
+    def _signal(self, *_: object) -> None:
+        self.hurry = self.event.is_set()
+        self.event.set()
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Sink:
+    """One sink over all partitions; :meth:`run` is its life.
+
+    Raises SettingsError or BadData where the folder or its tables cannot be used.
+    """
+
+    def __init__(self, settings: Settings, *, say: Say, clock: Clock) -> None:
+        self._kafka = settings.kafka
+        self._storage = settings.storage
+        self._say = say
+        self._clock = clock
+        self._lake = Lake(settings.storage.root)
+        catalog.clean(self._lake.root)
+        self._rows = Rows()
+        self._sources: dict[str, Source] = {}
+        self._reached: dict[tuple[str, int], int] = {}
+        """Last offset read of each (full topic name, partition)."""
+        self._committed: dict[tuple[TableName, str, int], int] = {}
+        self._floors: dict[tuple[str, int], dict[TableName, int]] = {}
+        """Partitions of which some tables are ahead, with how far."""
+        self._counts: Counter[str] = Counter()
+        self._dead: list[events.DeadLetter] = []
+        now = clock.steady_us()
+        self._waiting_since: int | None = None
+        self._last_empty = self._last_health = self._last_catalog = now
+        self._last_said: Counter[str] = Counter()
+        self._last_heard = now
+        self._behind = 0
+        """Records that the topics had and we had not, when last looked."""
+        self._changed = True
+        self._trouble: str | None = None
+
+    # --- life ----------------------------------------------------------------------------------------------
+
+    def run(self, stopping: _Stopping) -> None:
+        """Reads and commits until told to stop; waits where broker or disk are away."""
+        while not stopping.event.is_set():
+            try:
+                self._session(stopping)
+            except (Unavailable, KafkaError) as error:
+                self._wait(str(error), stopping)
+            except Conflict as error:
+                self._counts["conflicts"] += 1
+                self._wait(f"another sink writes the same tables: {error}", stopping)
+        self._end()
+
+    def _session(self, stopping: _Stopping) -> None:
+        """From connecting to the end or the first trouble."""
+        uuids = admin.ensure_topics(self._kafka)
+        with self._consumer() as consumer:
+            self._resume(consumer, uuids)
+            while not stopping.event.is_set():
+                self._read(consumer)
+                self._on_time(consumer)
+            self._catch_up(consumer, stopping)
+            self._behind = _lag(consumer)
+            self._commit(empty=True)
+
+    def _end(self) -> None:
+        """What is left to do when nothing is read any more."""
+        for name in TABLE_NAMES:
+            try:
+                self._changed |= self._lake.compact(name, at_least=2)
+            except Unavailable as error:
+                self._say(f"sink: {error}")
+        self._write_catalog()
+        self._health()
+
+    def _wait(self, trouble: str, stopping: _Stopping) -> None:
+        """One line for a new trouble, then a pause."""
+        if trouble != self._trouble:
+            self._say(f"sink: waiting, trying again every second: {trouble}")
+            self._trouble = trouble
+        stopping.event.wait(_RETRY_US / SECOND_US)
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _consumer(self) -> Iterator[Any]:
+        consumer = KafkaConsumer(
+            client_id="driftline-sink",
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            allow_auto_create_topics=False,
+            fetch_max_wait_ms=_POLL_MS,
+            max_partition_fetch_bytes=8 * 1024 * 1024,
+            reconnect_backoff_max_ms=1_000,
+            bootstrap_timeout_ms=5_000,
+            **kafka_python(self._kafka),
+        )
+        try:
+            yield consumer
+        finally:
+            with contextlib.suppress(KafkaError):
+                consumer.close(autocommit=False)
+
+    def _resume(self, consumer: Any, uuids: dict[str, str]) -> None:
+        """Forgets what waits, reads positions and marks from the tables, and seeks there."""
+        self._lake.reload()
+        topics = self._kafka.topics
+        self._sources = {topics[name]: Source(name, uuids[topics[name]]) for name in FEEDS}
+        self._reached, self._committed, self._floors, self._dead = {}, {}, {}, []
+        spots = [TopicPartition(topic, p) for topic in self._sources for p in range(self._kafka.partitions)]
+        consumer.assign(spots)
+        oldest = consumer.beginning_offsets(spots)
+        for spot in spots:
+            consumer.seek(spot, self._start(spot, oldest[spot]))
+        telemetry = topics["telemetry"]
+        starts = {
+            partition: offset + 1
+            for (topic, partition), offset in self._reached.items()
+            if topic == telemetry
+        }
+        counts = self._rows.counts
+        self._rows = Rows(read_seen(self._lake, uuids[telemetry], starts))
+        self._rows.counts = counts
+        self._waiting_since = None
+
+    def _start(self, spot: Any, oldest: int) -> int:
+        """The offset to read a partition from."""
+        source = self._sources[spot.topic]
+        app = App.id(source.uuid, spot.partition)
+        floors = {name: self._lake.version(name, app) for name in FEEDS[source.topic]}
+        for name, offset in floors.items():
+            self._committed[name, spot.topic, spot.partition] = offset
+        start = min(floors.values()) + 1
+        if start < oldest:
+            if start > 0:
+                self._counts["gaps"] += 1
+                self._say(
+                    f"sink: {spot.topic}/{spot.partition} no longer has offsets {start} to {oldest - 1}: "
+                    "their rows are lost (raise the topic's retention above the sink's longest outage)"
+                )
+            start = oldest
+        self._reached[spot.topic, spot.partition] = start - 1
+        if max(floors.values()) >= start:
+            self._floors[spot.topic, spot.partition] = floors
+        return start
+
+    def _read(self, consumer: Any) -> int:
+        """One poll; returns the number of records."""
+        try:
+            polled = consumer.poll(timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
+        except OffsetOutOfRangeError as error:
+            raise Unavailable(
+                f"the broker refuses the stored position {error}: if its log was cut, make the topic anew"
+            ) from error
+        now = self._clock.steady_us()
+        if polled:
+            self._last_heard = now
+            if self._trouble is not None:
+                self._say("sink: going on")
+            self._trouble = None
+        elif now - self._last_heard > _QUIET_US:
+            self._last_heard = now  # the client hides a lost broker: ask it something that must be answered
+            consumer.beginning_offsets([next(iter(consumer.assignment()))], timeout_ms=5_000)
+        for spot, found in polled.items():
+            self._take(spot, found)
+        return sum(map(len, polled.values()))
+
+    def _take(self, spot: Any, found: list[Any]) -> None:
+        source = self._sources[spot.topic]
+        key = (spot.topic, spot.partition)
+        floors = self._floors.get(key)
+        for raw in found:
+            record = Record(spot.partition, raw.offset, raw.timestamp, raw.value)
+            bad = self._rows.add(source, record, floors)
+            if bad is not None:
+                self._dead.append(self._dead_letter(spot.topic, record, bad))
+        self._reached[key] = found[-1].offset
+        if floors and found[-1].offset >= max(floors.values()):
+            del self._floors[key]
+
+    def _catch_up(self, consumer: Any, stopping: _Stopping) -> None:
+        """Reads to the end of what is there, within a bound. The end is the high watermark of the fetches
+        since the stop (the embedded broker's ListOffsets is wrong)."""
+        began = self._clock.steady_us()
+        while not stopping.hurry:
+            self._read(consumer)
+            self._on_time(consumer)
+            took = self._clock.steady_us() - began
+            if took > CATCH_UP_US or (took > _SETTLE_US and not _lag(consumer)):
+                return
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def _on_time(self, consumer: Any) -> None:
+        """Commits, the catalog and the health line, each when it is due."""
+        now = self._clock.steady_us()
+        if self._rows.pressing and self._waiting_since is None:
+            self._waiting_since = now
+        late = self._waiting_since is not None and now - self._waiting_since >= self._storage.commit_us
+        empty = now - self._last_empty >= EMPTY_US
+        full = self._rows.waiting >= self._storage.commit_rows or self._rows.bytes > _MAX_WAITING_BYTES
+        if late or full or empty:
+            self._commit(empty=empty)
+            for name in TABLE_NAMES:
+                self._changed |= self._lake.compact(name)
+        if self._changed and now - self._last_catalog >= self._storage.catalog_us:
+            self._write_catalog()
+        if now - self._last_health >= _HEALTH_US:
+            self._behind = _lag(consumer)
+            self._health()
+
+    def _commit(self, *, empty: bool) -> None:
+        """Commits what waits; with ``empty`` also moves on the tables that got no rows."""
+        self._send_dead_letters()
+        tables = self._rows.take()
+        self._waiting_since = None
+        for name in TABLE_NAMES:
+            rows = tables.get(name)
+            moves = self._moves(name)
+            if moves and (rows is not None or empty):
+                ids = {spot: App.id(self._sources[spot[0]].uuid, spot[1]) for spot in moves}
+                self._lake.commit(
+                    name,
+                    rows,
+                    {ids[spot]: before for spot, (before, _) in moves.items()},
+                    {ids[spot]: after for spot, (_, after) in moves.items()},
+                )
+                self._counts["commits"] += 1
+                self._counts["rows"] += rows.num_rows if rows is not None else 0
+                self._changed |= rows is not None
+                for (topic, partition), (_, after) in moves.items():
+                    self._committed[name, topic, partition] = after
+        if empty:
+            self._last_empty = self._clock.steady_us()
+
+    def _moves(self, name: TableName) -> dict[tuple[str, int], tuple[int, int]]:
+        """Partitions that feed the table and have been read beyond its position: (position, reached)."""
+        moves = {}
+        for spot, reached in self._reached.items():
+            before = self._committed.get((name, *spot))
+            if before is not None and reached > before:
+                moves[spot] = (before, reached)
+        return moves
+
+    def _write_catalog(self) -> None:
+        self._changed, self._last_catalog = False, self._clock.steady_us()
+        try:
+            catalog.write(self._lake.root, {name: self._lake.files(name) for name in TABLE_NAMES})
+        except (duckdb.Error, OSError) as error:
+            self._counts["catalog_errors"] += 1
+            self._say(f"sink: {catalog.CATALOG} was not renewed (rows are safe): {error}")
+
+    # --- dead letters and health ---------------------------------------------------------------------------
+
+    def _dead_letter(self, topic: str, record: Record, bad: BadRecord) -> events.DeadLetter:
+        value = record.value or b""
+        return events.DeadLetter(
+            topic=topic,
+            partition=record.partition,
+            offset=record.offset,
+            reason=str(bad),
+            reader="sink",
+            time_us=self._clock.now_us(),
+            value=value[:_DEAD_LETTER_BYTES],
+            size=len(value),
+        )
+
+    def _send_dead_letters(self) -> None:
+        """Sends before the commit that passes them: at least once. Raises KafkaError."""
+        if not self._dead:
+            return
+        producer = KafkaProducer(
+            client_id="driftline-sink",
+            allow_auto_create_topics=False,
+            bootstrap_timeout_ms=5_000,
+            max_block_ms=10_000,
+            **kafka_python(self._kafka),
+        )
+        try:
+            topic = self._kafka.topics["dead-letter"]
+            sent = [producer.send(topic, events.encode(letter), partition=0) for letter in self._dead]
+            for future in sent:
+                future.get(timeout=20)
+            self._dead = []
+        finally:
+            producer.close(timeout=5)
+
+    def _health(self) -> None:
+        """One line of counters, if any of them moved."""
+        self._last_health = self._clock.steady_us()
+        counts = self._rows.counts + self._counts
+        if counts == self._last_said:
+            return
+        self._last_said = counts
+        named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
+        rare = ("gaps", "conflicts", "catalog_errors")
+        shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]
+        self._say(
+            "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])
+        )
+
+
+def _lag(consumer: Any) -> int:
+    """Records between the reading positions and the high watermarks of the last fetches."""
+    spots = consumer.assignment()
+    return sum(max(0, (consumer.highwater(spot) or 0) - consumer.position(spot)) for spot in spots)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """``python -m driftline.storage.sink``: settings from the file and the environment."""
+    from driftline.settings import load
+
+    try:
+        settings = load()
+    except SettingsError as error:
+        _to_stderr(f"sink: {error}")
+        return 2
+    return run_sink(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
