@@ -117,10 +117,16 @@ def load(path: str | Path | None = None, env: Mapping[str, str] | None = None) -
     from driftline import settings_build, settings_file, settings_read
 
     env = os.environ if env is None else env
-    if path is None and env.get("DRIFTLINE_CONFIG"):
-        path = env["DRIFTLINE_CONFIG"]
-    if path is None and Path(DEFAULT_FILE).is_file():
-        path = DEFAULT_FILE
-    tree = settings_file.read(Path(path) if path else None, env)
+    file = find(path, env)
+    tree = settings_file.read(file, env)
     settings = settings_build.build(settings_read.check(tree), tree.where)
-    return msgspec.structs.replace(settings, source=str(path) if path else "")
+    return msgspec.structs.replace(settings, source=str(file) if file else "")
+
+
+def find(path: str | Path | None, env: Mapping[str, str]) -> Path | None:
+    """The settings file to read; None for the defaults. What is named must exist, which reading it checks."""
+    if path is not None:
+        return Path(path)
+    if env.get("DRIFTLINE_CONFIG"):
+        return Path(env["DRIFTLINE_CONFIG"])
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None

@@ -19,7 +19,9 @@ from driftline.settings_schema import SHORT_NAMES, WRAPPER
 
 FILE_MAX_BYTES = 1 << 20
 PREFIX = "DRIFTLINE_"
-OTHER_NAMES = re.compile(r"DRIFTLINE_(CONFIG|REALDATA|LOG_LEVEL|(RUN|TEST|DEMO|SIM|CI|REQUIRE|WRITE)(_.*)?)")
+OTHER_NAMES = re.compile(
+    r"DRIFTLINE_(CONFIG|REALDATA|LOG|LOG_LEVEL|(RUN|TEST|DEMO|SIM|CI|REQUIRE|WRITE)(_.*)?)"
+)
 """Environment variables that are no keys of the file: of the SDK, the command line and the tests."""
 
 

@@ -63,7 +63,7 @@ def fields(block: type[Block]) -> dict[str, Field]:
     for info in msgspec.structs.fields(block):
         hint = hints[info.name]
         kind, key = hint.__origin__, hint.__metadata__[0]
-        make: Any = info.default_factory
+        make: Any = info.default_factory  # msgspec types it as an untyped callable
         default = info.default if make is msgspec.NODEFAULT else make()
         found[info.name] = Field(info.name, kind, key, info.required, default)
     return found
@@ -73,7 +73,8 @@ def _block(block: type[B], raw: Any, place: Place) -> B:
     values = _text(raw, place)
     if values is None:
         values = {}
-    values = _SHAPES.get(block, lambda value, _: value)(values, place)
+    shape = _SHAPES.get(block)
+    values = shape(values, place) if shape else values
     if not isinstance(values, dict):
         raise place.error(raw, f"write a map of these keys: {', '.join(fields(block))}")
     known = fields(block)

@@ -142,7 +142,7 @@ class Alerting(Block, frozen=True, kw_only=True):
         dict[str, Any],
         Key(
             'Metric name to bound: 95%, 500ms, 0.9, or with a comparison and a time: "> 95% for 30s". '
-            "Without a comparison the alert opens above the bound, and below it for metrics of which more is better "
+            "Without a comparison the alert opens above it, or below where more is better "
             "(see the table of metric names).",
             "threshold",
         ),

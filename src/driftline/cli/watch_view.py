@@ -73,11 +73,17 @@ def quantity(value: float, unit: str = "") -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
-def render(state: WatchState, *, now_us: int, run: str | None = None, news: int = 8) -> RenderableType:
-    """The whole view: the run heard of last (or ``run``) in full, the other runs as a line each."""
+def render(
+    state: WatchState, *, now_us: int, run: str | None = None, news: int = 8, trouble: str = ""
+) -> RenderableType:
+    """The whole view: the run heard of last (or ``run``) in full, the other runs as a line each.
+
+    ``trouble`` is shown below, e.g. that the broker is away.
+    """
     shown = state.runs.get(run) if run else state.newest_run
     if shown is None:
-        return Panel(Text("waiting for the first record of a run", style="dim"), title="driftline")
+        waiting = trouble or f"waiting for the first record of {run or 'a run'}"
+        return Panel(Text(waiting, style="dim"), title="driftline")
     parts: list[RenderableType] = [_head(shown, now_us)]
     others = [view for view in state.runs.values() if view is not shown]
     if others:
@@ -92,9 +98,9 @@ def render(state: WatchState, *, now_us: int, run: str | None = None, news: int 
         parts.append(
             Panel(Group(*(_news_text(entry) for entry in lines)), title="what happened", title_align="left")
         )
-    trouble = _trouble(state)
-    if trouble:
-        parts.append(Text(trouble, style="yellow"))
+    for text in (_trouble(state), trouble):
+        if text:
+            parts.append(Text(text, style="yellow"))
     return Group(*parts)
 
 

@@ -1,0 +1,314 @@
+"""All commands and their options; each loads what it needs when it runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from driftline.cli.outcome import entry, finish, set_up_logging
+
+if TYPE_CHECKING:
+    from driftline.settings import Settings
+
+app = typer.Typer(
+    help="Metrics, checkpoints and evaluations of model training as one replayable stream.",
+    epilog="A first look: driftline demo. On a Kafka of your own: start streams, scheduler, sink and "
+    "evaluator, each with --bootstrap or DRIFTLINE_BOOTSTRAP, then driftline watch.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Check the settings file, show what is in effect.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        help="Settings file. Default: $DRIFTLINE_CONFIG, else ./driftline.yaml.", show_default=False
+    ),
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(help="Kafka broker, host:port. Default: $DRIFTLINE_BOOTSTRAP, else 127.0.0.1:9092."),
+]
+Prefix = Annotated[str | None, typer.Option(help="Begins every topic name. Default: driftline.")]
+Root = Annotated[str | None, typer.Option(help="Folder of the tables. Default: ./driftline-data.")]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
+def settings_of(
+    config: Path | None,
+    bootstrap: str | None = None,
+    prefix: str | None = None,
+    root: str | None = None,
+) -> Settings:
+    """Settings of file and environment; options win over both. Says what is not in effect yet."""
+    from driftline.settings import load
+
+    settings = load(config, with_options(os.environ, bootstrap=bootstrap, prefix=prefix, root=root))
+    for note in settings.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return settings
+
+
+def with_options(env: Mapping[str, str], **options: str | None) -> dict[str, str]:
+    """The environment with options of the command line in place of what it says."""
+    long = {"bootstrap": "DRIFTLINE_KAFKA__BOOTSTRAP", "prefix": "DRIFTLINE_KAFKA__PREFIX"}
+    changed = dict(env)
+    for name, value in options.items():
+        if value is not None:
+            changed.pop(long.get(name, "DRIFTLINE_STORAGE__ROOT"), None)
+            changed[f"DRIFTLINE_{name.upper()}"] = value
+    return changed
+
+
+def _role(
+    name: str,
+    module: str,
+    function: str,
+    *,
+    config: Path | None,
+    bootstrap: str | None,
+    prefix: str | None,
+    root: str | None = None,
+    log_level: str,
+) -> None:
+    """Runs a role's entry function with the settings until it is stopped."""
+
+    def run() -> int:
+        set_up_logging(log_level, role=name)
+        settings = settings_of(config, bootstrap, prefix, root)
+        role: Callable[[Settings], int] = entry(module, function)
+        return role(settings)
+
+    finish(run, name=name, debug=log_level == "debug")
+
+
+@app.command(rich_help_panel="Roles: one process each")
+def streams(
+    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+) -> None:
+    """Stream worker: windows, detectors, triggers.
+
+    Reads telemetry, writes windows, facts, alerts and evaluation requests. Start as many as you like: they
+    share the partitions. Ends in order on SIGTERM and Ctrl-C; killed, it loses and doubles nothing.
+    """
+    _role(
+        "streams",
+        "driftline.streams.worker",
+        "run_streams",
+        config=config,
+        bootstrap=bootstrap,
+        prefix=prefix,
+        log_level=log_level,
+    )
+
+
+@app.command(rich_help_panel="Roles: one process each")
+def scheduler(
+    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+) -> None:
+    """Scheduler: gives evaluation requests to evaluators.
+
+    One works at a time; further ones stand by. Ends in order on SIGTERM and Ctrl-C.
+    """
+    _role(
+        "scheduler",
+        "driftline.streams.worker",
+        "run_scheduler",
+        config=config,
+        bootstrap=bootstrap,
+        prefix=prefix,
+        log_level=log_level,
+    )
+
+
+@app.command(rich_help_panel="Roles: one process each")
+def evaluator(
+    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+) -> None:
+    """Evaluator: loads checkpoints and runs the suites on them.
+
+    One per GPU, on any host that sees the checkpoints; suites are imported from its Python path. Ends in
+    order on SIGTERM and Ctrl-C: what it was evaluating goes to another one.
+    """
+    _role(
+        "evaluator",
+        "driftline.evaluator.service",
+        "run_evaluator",
+        config=config,
+        bootstrap=bootstrap,
+        prefix=prefix,
+        log_level=log_level,
+    )
+
+
+@app.command(rich_help_panel="Roles: one process each")
+def sink(
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    root: Root = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Sink: writes everything to tables of Parquet files, once.
+
+    Ends in order on SIGTERM and Ctrl-C; killed, it goes on where the tables end.
+    """
+    _role(
+        "sink",
+        "driftline.storage.sink",
+        "run_sink",
+        config=config,
+        bootstrap=bootstrap,
+        prefix=prefix,
+        root=root,
+        log_level=log_level,
+    )
+
+
+@app.command(rich_help_panel="Roles: one process each")
+def broker(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 9092,
+    log_level: LogLevel = "info",
+) -> None:
+    """Embedded broker, for a first look and for development.
+
+    Speaks Kafka's protocol, keeps everything in memory: what it holds ends with it. For real use take Apache
+    Kafka (docker compose up).
+    """
+
+    def run() -> int:
+        set_up_logging(log_level, role="broker")
+        serve: Callable[..., int] = entry("driftline.broker", "serve")
+        return serve(port=port)
+
+    finish(run, name="broker", debug=log_level == "debug")
+
+
+@app.command(rich_help_panel="Look")
+def watch(
+    run: Annotated[str | None, typer.Argument(help="Run id or name. Default: the one heard of last.")] = None,
+    since: Annotated[str, typer.Option(help='How far back to read: "10m", "2h", or "all".')] = "1h",
+    once: Annotated[bool, typer.Option("--once", help="Show what is there now and end.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="A line per event, as in a pipe.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds between pictures.")] = 1.0,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Live view of the runs on a broker: progress, curves, evaluations, alerts.
+
+    Only reads; start and stop it as you like. Where the output is no terminal it prints lines instead.
+    """
+
+    def show() -> int:
+        set_up_logging(log_level, role="watch")
+        from driftline.cli.watch import watch as live
+
+        settings = settings_of(config, bootstrap, prefix)
+        return live(
+            settings.kafka, run=run, since_s=_seconds(since), once=once, lines=lines, interval_s=interval
+        )
+
+    finish(show, name="watch", debug=log_level == "debug")
+
+
+def _seconds(since: str) -> float | None:
+    from driftline import units
+    from driftline.errors import SettingsError
+
+    if since == "all":
+        return None
+    try:
+        return units.duration_us(since) / 1_000_000
+    except ValueError as error:
+        raise SettingsError("--since", since, f'{error}, or "all"') from None
+
+
+@app.command(rich_help_panel="Look")
+def sql(
+    query: Annotated[str, typer.Argument(help='The query, or "-" to read it from standard input.')],
+    root: Root = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a header.")] = False,
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows shown in a table; JSON and CSV have all.")] = 100,
+    config: Config = None,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Answer an SQL query (DuckDB) from the tables.
+
+    Needs no broker and no other process. Try: driftline sql "show tables".
+    """
+
+    def answer() -> int:
+        set_up_logging(log_level, role="sql")
+        from driftline.cli.sql import print_answer
+
+        text = sys.stdin.read() if query == "-" else query
+        form = "json" if as_json else "csv" if as_csv else "table"
+        return print_answer(settings_of(config, root=root).storage.root, text, form=form, max_rows=max_rows)
+
+    finish(answer, name="sql", debug=log_level == "debug")
+
+
+@app.command(rich_help_panel="Look")
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    print(installed("driftline"))
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[
+        Path | None, typer.Argument(help="Default: $DRIFTLINE_CONFIG, else ./driftline.yaml.")
+    ] = None,
+) -> None:
+    """Check a settings file together with the environment; exit code 2 if something is wrong."""
+
+    def check() -> int:
+        settings = settings_of(file)
+        print(f"{settings.source or 'the defaults'}: fine")
+        return 0
+
+    finish(check, name="config check", debug=False)
+
+
+@config_app.command("show")
+def config_show(
+    file: Annotated[
+        Path | None, typer.Argument(help="Default: $DRIFTLINE_CONFIG, else ./driftline.yaml.")
+    ] = None,
+) -> None:
+    """Print the settings in effect as YAML, every default written out, secrets hidden."""
+
+    def show() -> int:
+        from driftline.settings_docs import in_effect
+
+        print(in_effect(file, os.environ), end="")
+        return 0
+
+    finish(show, name="config show", debug=False)
+
+
+@config_app.command("docs")
+def config_docs() -> None:
+    """Print the reference of all settings (docs/settings.md)."""
+
+    def show() -> int:
+        from driftline.settings_docs import markdown
+
+        print(markdown(), end="")
+        return 0
+
+    finish(show, name="config docs", debug=False)

