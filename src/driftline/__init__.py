@@ -1,4 +1,40 @@
 """Driftline: metrics, checkpoints and evaluations of model training as one replayable stream.
 
-``import driftline`` is cheap: the SDK loads at the first use of :func:`init`.
+The public SDK is :func:`init`, which returns a :class:`Run`::
+
+    import driftline
+
+    with driftline.init("my-run", config={"lr": 1e-3}) as run:
+        for step in range(1000):
+            with run.span("forward", step=step):
+                ...
+            run.log({"loss": loss}, step=step)
+
+``import driftline`` is cheap: the SDK loads at the first use of :func:`init`. Errors are in
+:mod:`driftline.errors`, settings in :mod:`driftline.settings`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from driftline.producers.launch import init
+    from driftline.producers.run import Run
+
+__all__ = ["Run", "init"]
+
+_HOMES = {"init": "driftline.producers.launch", "Run": "driftline.producers.run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

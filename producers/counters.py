@@ -1,0 +1,136 @@
+"""What the SDK counts, and the lines in which it says something once.
+
+:data:`COUNTERS` is the complete list (``refused_<reason>`` with the reasons of :mod:`.values` included).
+Counters only grow. Those of :data:`EXCEPTIONAL` travel in the metadata of frames when they have changed; all of
+them travel in heartbeats and in the last event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import deque
+
+COUNTERS: dict[str, str] = {
+    "samples_logged": "samples accepted and turned into frames",
+    "samples_delivered": "samples that the broker has acknowledged",
+    "dropped_queue": "samples dropped because the queue was full (`queue_samples`)",
+    "dropped_buffer": "samples dropped because the frames waiting for the broker were too many (`buffer_bytes`)",
+    "dropped_broker": "samples in frames that the broker refused for good",
+    "dropped_finished": "samples logged after `finish`",
+    "dropped_forked": "samples logged in a forked child, which this version does not send",
+    "dropped_device": "samples on a device that did not arrive before the end",
+    "dropped_error": "samples lost to an error inside the SDK",
+    "refused_text": 'values refused: text, also "nan"',
+    "refused_none": "values refused: None",
+    "refused_elements": "values refused: arrays and tensors that do not have exactly one element",
+    "refused_nested": "values refused: dicts, lists, tuples, sets",
+    "refused_complex": "values refused: complex numbers",
+    "refused_range": "values refused: integers too large for a float64",
+    "refused_device": "values refused: tensors on no real device, distributed, captured, or unreadable",
+    "refused_type": "values refused: any other type",
+    "refused_name": "values refused: the name is not text",
+    "refused_weight": "samples refused: the weight is not a finite number above 0",
+    "refused_call": "calls of `log` refused: what was passed is no mapping",
+    "steps_refused": "entries stored without a step: it was no integer, or did not fit into 64 bits",
+    "names_cut": "names that were longer than 600 bytes (or no valid text) and were cut",
+    "frames_made": "frames encoded",
+    "frames_split": "frames cut in two because of their size",
+    "records_sent": "records handed to the broker's client, those sent again included",
+    "records_acknowledged": "records that the broker has acknowledged",
+    "records_resent": "records handed over again after a failure",
+    "records_refused": "records that the broker refused for good",
+    "connections": "connections made to the broker",
+    "connection_failures": "attempts to reach the broker that failed",
+    "send_failures": "failures reported for records on their way",
+    "checkpoints_saved": "checkpoints announced",
+    "checkpoints_refused": "checkpoints that could not be announced (missing, unreadable, not local)",
+    "host_unsupported": "host readings that this machine does not offer (absent, never 0)",
+    "errors": "errors inside the SDK, contained",
+}
+EXCEPTIONAL = frozenset(
+    name
+    for name in COUNTERS
+    if name.startswith(("dropped_", "refused_"))
+    or name
+    in (
+        "steps_refused",
+        "names_cut",
+        "frames_split",
+        "records_resent",
+        "records_refused",
+        "connection_failures",
+        "send_failures",
+        "checkpoints_refused",
+        "host_unsupported",
+        "errors",
+    )
+)
+SAID_ONCE_MAX = 1000
+
+log = logging.getLogger("driftline")
+
+
+class Counters:
+    """Counts by name, from any thread and from signal handlers (hence a lock that can be taken twice)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._counts: dict[str, int] = {}
+        self._exceptional = 0
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Adds to a counter of :data:`COUNTERS`."""
+        assert name in COUNTERS, name
+        if not count:
+            return
+        with self._lock:
+            self._counts[name] = self._counts.get(name, 0) + count
+            if name in EXCEPTIONAL:
+                self._exceptional += 1
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts.get(name, 0)
+
+    def snapshot(self) -> dict[str, int]:
+        """All counters that are not 0, sorted by name."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+    def exceptional(self) -> tuple[int, str]:
+        """A number that changes when they do, and the exceptional counters as a JSON object ("" if none)."""
+        with self._lock:
+            if not self._exceptional:
+                return 0, ""
+            counts = {name: n for name, n in sorted(self._counts.items()) if name in EXCEPTIONAL}
+            return self._exceptional, json.dumps(counts, separators=(",", ":"))
+
+
+class Notes:
+    """Warnings that are said once per subject, collected by any thread and written by the SDK's thread.
+
+    At most 1,000 subjects are named; after that one line says that there are more (the counters go on).
+    """
+
+    def __init__(self) -> None:
+        self._said: set[object] = set()
+        self._waiting: deque[str] = deque(maxlen=SAID_ONCE_MAX + 1)
+
+    def once(self, subject: object, text: str) -> None:
+        """Has ``text`` written, unless something was said about ``subject`` before."""
+        if subject in self._said or len(self._said) > SAID_ONCE_MAX:
+            return
+        self._said.add(subject)
+        if len(self._said) > SAID_ONCE_MAX:
+            text = f"{SAID_ONCE_MAX} warnings were written; further ones are only counted"
+        self._waiting.append(text)
+
+    def again(self, subject: object) -> None:
+        """The subject may be spoken of once more."""
+        self._said.discard(subject)
+
+    def write(self) -> None:
+        """Writes what waits to the logger "driftline"."""
+        while self._waiting:
+            log.warning("driftline: %s", self._waiting.popleft())

@@ -1,0 +1,383 @@
+"""The run as a trainer holds it: ``log``, ``span``, ``step``, ``checkpoint``, ``rewind``, ``flush``, ``finish``.
+
+No method raises into the training loop, waits for a broker or for a device (``flush`` and ``finish`` wait, within
+a bound), or takes a lock that another thread holds. ``log`` copies the dict and appends it to a bounded queue;
+everything else happens on the SDK's thread (:mod:`.worker`).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from gc import is_tracked
+from types import TracebackType
+from typing import Any, Self
+
+from driftline.metric_names import SPAN_PREFIX
+from driftline.producers.counters import Counters, Notes
+from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight
+from driftline.producers.worker import EndReason, Pending, QueueEntry, Rewound, Saved, Worker
+from driftline.settings import SdkSettings
+
+_INF = math.inf
+_time_ns = time.time_ns
+RING_AGAIN_NS = 50_000_000
+"""The thread is woken for a NaN or a value on a device at most this often."""
+
+
+class Run:
+    """One process of a training run. Made by :func:`driftline.init`; a context manager that finishes at its end.
+
+    Safe to use from several threads. After :meth:`finish` every call does nothing (and is counted).
+    """
+
+    def __init__(
+        self, *, run_id: str, name: str, process: str, rank: int | None, settings: SdkSettings
+    ) -> None:
+        self.id = run_id
+        """Id of the run, shared by its ranks."""
+        self.name = name
+        """The free-text name, as given."""
+        self.process = process
+        """Id of this process within the run."""
+        self.rank = rank
+        self._settings = settings
+        self._counters = Counters()
+        self._notes = Notes()
+        self._queue: deque[QueueEntry] = deque()
+        self._append = self._queue.append
+        self._queued = 0
+        self._size_ring = min(settings.frame_samples, settings.queue_samples)
+        self._room = self._size_ring
+        self._rung_ns = 0
+        self._step: int | None = None
+        self._worker: Worker | None = None
+        self._thread: threading.Thread | None = None
+        self._closed_as = ""
+        self._exit_outcome: EndReason = "finished"
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, weight: float | None = None) -> None:
+        """Records numbers; returns at once (about a microsecond for 20 floats).
+
+        Args:
+            values: numbers by metric name; what counts as a number, and what becomes of the rest, is written in
+                :mod:`driftline.producers.values`. Values are taken as they are now.
+            step: training step, any integer of 64 bits; None for values that belong to no step.
+            weight: of these values in means over ranks and time (tokens, items), finite and above 0.
+        """
+        if (
+            type(values) is dict
+            # Not tracked by the garbage collector: so it holds no tensor, list or dict, whose contents could
+            # change before the SDK's thread reads them. (From Python 3.14 on every dict is tracked.)
+            and not is_tracked(values)
+            and (step is None or type(step) is int)
+            and (weight is None or ((type(weight) is int or type(weight) is float) and 0 < weight < _INF))
+        ):
+            try:
+                total = sum(values.values())
+            except Exception:  # noqa: BLE001  something is no number: the slow way says what
+                total = None
+            kind = type(total)
+            # A plain sum means plain numbers; a finite one means that none is NaN or infinite.
+            if (
+                (kind is float or kind is int)
+                and total - total == 0
+                and (n := self._queued + len(values)) < self._room
+            ):
+                self._queued = n
+                self._append((_time_ns(), step, weight, values.copy()))
+                if step is not None:
+                    self._step = step
+                return
+        self._log_slowly(values, step, weight)
+
+    def span(self, name: str, step: int | None = None) -> Span:
+        """Times a block and logs its seconds as metric ``span/<name>``.
+
+        The span belongs to ``step``, else to the run's current step when the block ends: what :meth:`step` set,
+        or the step of the newest ``log``. A loop that logs at the end of each step must therefore call
+        ``run.step(s)`` first or pass ``step=s`` here, or its spans are booked one step early.
+        """
+        return Span(self, name, step)
+
+    def step(self, step: int) -> None:
+        """Sets the current step, for spans and checkpoints that name none."""
+        found = _as_step(step)
+        if found is not None:
+            self._step = found
+
+    def checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        step: int | None = None,
+        epoch: float | None = None,
+        format: str | None = None,  # noqa: A002
+    ) -> None:
+        """Announces a checkpoint: call it after the save is complete. Returns at once.
+
+        The files are listed, sampled and announced on the SDK's thread; a checkpoint that is not there is
+        refused, counted and named. ``step`` is by default the current step. ``format``: "safetensors", "torch",
+        "dcp" or any other word; guessed from the file names if not given.
+        """
+        try:
+            text = os.fsdecode(path)
+            if "://" not in text:
+                text = os.path.abspath(text)
+            saved = Saved(text, None if epoch is None else float(epoch), format)
+            self._mark(_as_step(step) if step is not None else self._step, saved)
+        except Exception as error:  # noqa: BLE001  never into the training loop
+            self._counters.add("checkpoints_refused")
+            self._notes.once(
+                ("checkpoint", repr(error)[:100]), f"checkpoint {path!r:.200} not announced: {error!r}"
+            )
+
+    def rewind(self, step: int) -> None:
+        """Says that training goes on from ``step``, an earlier one: opens a new attempt of the run."""
+        found = _as_step(step)
+        if found is None:
+            self._counters.add("steps_refused")
+            self._notes.once("rewind", f"rewind({step!r:.80}): not an integer of 64 bits; ignored")
+            return
+        self._step = found
+        self._mark(found, Rewound())
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until the broker has all that this process logged so far; False if it has not in time.
+
+        ``timeout`` in seconds, by default the setting ``sdk.exit``.
+        """
+        worker, thread = self._worker, self._thread
+        if worker is None or thread is None or threading.current_thread() is thread:
+            return False
+        wanted = worker.flush()
+        end = time.monotonic() + (self._settings.exit_us / 1e6 if timeout is None else timeout)
+        while worker.flushes_done < wanted and not worker.ended:
+            if time.monotonic() >= end or not thread.is_alive():
+                return worker.flushes_done >= wanted
+            time.sleep(0.005)
+        return worker.flushes_done >= wanted
+
+    def finish(self, outcome: EndReason | None = None) -> None:
+        """Sends what is left, within the setting ``sdk.exit``, and ends. May be called again, from anywhere.
+
+        Called by itself at the end of the process. If samples could not be delivered, one line says how many.
+        """
+        if self._closed_as:
+            return
+        self._closed_as = "finished"
+        self._room = -1
+        worker, thread = self._worker, self._thread
+        if worker is None or thread is None:
+            return
+        start_us = time.monotonic_ns() // 1000
+        worker.end(outcome or self._exit_outcome, deadline_us=start_us + self._settings.exit_us)
+        if threading.current_thread() is not thread:
+            thread.join(self._settings.exit_us / 1e6 + 0.3)
+        self._say_undelivered()
+
+    def counters(self) -> dict[str, int]:
+        """What the SDK counted so far (:data:`driftline.producers.counters.COUNTERS`)."""
+        return self._counters.snapshot()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish(outcome_of(error))
+
+    def __repr__(self) -> str:
+        return f"<driftline.Run {self.id} {self.name!r} process {self.process} rank {self.rank}>"
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _begin(self, worker: Worker) -> None:
+        """Starts the SDK's thread."""
+        self._worker = worker
+        self._thread = threading.Thread(target=worker.run, name="driftline", daemon=True)
+        self._thread.start()
+
+    def _drained(self, left: int) -> None:
+        """The thread took the queue; ``left`` samples still wait for a device."""
+        self._queued = left
+        if not self._closed_as:
+            self._room = self._size_ring if not left else self._settings.queue_samples
+
+    def _log_host(self, reading: dict[str, float]) -> None:
+        """Readings of the host, without a step."""
+        if reading and not self._closed_as:
+            self._enqueue(None, None, reading, ())
+
+    def _mark(self, step: int | None, marker: object) -> None:
+        if not self._closed_as and self._worker is not None:
+            self._append((_time_ns(), step, None, marker))
+            self._worker.bell.ring()
+
+    def _log_slowly(self, values: Any, step: Any, weight: Any) -> None:
+        """Everything that is not 20 plain floats; never raises."""
+        try:
+            self._log_checked(values, step, weight)
+        except Exception as error:  # noqa: BLE001  never into the training loop
+            self._counters.add("refused_call")
+            self._notes.once(
+                ("call", repr(error)[:100]), f"log() could not read its arguments, call refused: {error!r}"
+            )
+
+    def _log_checked(self, values: Any, step: Any, weight: Any) -> None:
+        if self._closed_as:
+            self._refuse_closed(values)
+            return
+        if not isinstance(values, Mapping):
+            values = dict(values)
+        if step is not None and type(step) is not int:
+            step = self._checked_step(step)
+        waits: list[Any] = []
+        if weight is not None:
+            weight = admit_weight(weight)
+            if weight is None:
+                self._counters.add("refused_weight", len(values))
+                self._notes.once("weight", "a weight is not a finite number above 0: its samples are refused")
+                return
+            if type(weight) is not float:
+                waits.append(weight)
+        accepted: dict[Any, Any]
+        if type(values) is dict and PLAIN_TYPES.issuperset(map(type, values.values())):
+            accepted = values.copy()
+        else:
+            accepted, refused, deferred = admit_all(values)
+            for name, refusal in refused.items():
+                self._counters.add("refused_" + refusal.reason)
+                self._notes.once(
+                    (refusal.reason, name), f"{name!r:.200} is not a number: {refusal.detail}; refused"
+                )
+            if deferred:
+                waits += [
+                    value
+                    for value in accepted.values()
+                    if type(value) is not float and hasattr(value, "read")
+                ]
+        self._enqueue(step, weight, accepted, tuple(waits))
+
+    def _enqueue(
+        self, step: int | None, weight: Any, accepted: dict[Any, Any], waits: tuple[Any, ...]
+    ) -> None:
+        if step is not None:
+            self._step = step
+        if not accepted:
+            return
+        worker = self._worker
+        if worker is None:
+            return
+        n = self._queued + len(accepted)
+        if n > self._settings.queue_samples:
+            self._counters.add("dropped_queue", len(accepted))
+            self._notes.once(
+                "queue", "samples come faster than they can be framed: some are dropped, counted"
+            )
+            worker.bell.ring()
+            return
+        self._queued = n
+        now_ns = _time_ns()
+        self._append((now_ns, step, weight, Pending(accepted, waits) if waits else accepted))
+        if n >= self._room:  # a frame's worth: wake the thread once
+            self._room = self._settings.queue_samples
+            worker.bell.ring()
+        elif now_ns - self._rung_ns > RING_AGAIN_NS and (waits or _any_not_finite(accepted)):
+            self._rung_ns = now_ns
+            worker.bell.ring()
+
+    def _checked_step(self, step: Any) -> int | None:
+        found = _as_step(step)
+        if found is None:
+            self._counters.add("steps_refused")
+            self._notes.once("step", f"step {step!r:.80} is not an integer: stored without a step")
+        return found
+
+    def _refuse_closed(self, values: Any) -> None:
+        count = len(values) if isinstance(values, Mapping) else 1
+        self._counters.add("dropped_" + self._closed_as, count)
+
+    def _forked(self) -> None:
+        """In a forked child: the thread and the connection are the parent's; nothing is sent from here."""
+        worker, self._worker, self._thread = self._worker, None, None
+        self._closed_as = "forked"
+        self._room = -1
+        self._counters, self._notes = Counters(), Notes()
+        self._queue.clear()
+        if worker is not None:
+            worker.delivery.forget()
+
+    def _say_undelivered(self) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        counts = self._counters.snapshot()
+        waiting = sum(len(entry[3]) for entry in list(self._queue) if type(entry[3]) is dict)
+        dropped = sum(count for name, count in counts.items() if name.startswith("dropped_"))
+        left = counts.get("samples_logged", 0) - counts.get("samples_delivered", 0) + waiting
+        # What was dropped after it was framed is missing from the deliveries as well: counted once.
+        left += sum(counts.get(name, 0) for name in ("dropped_queue", "dropped_device", "dropped_error"))
+        if left > 0 or dropped > 0:
+            self._notes.once(
+                "undelivered",
+                f"{max(left, dropped)} of {counts.get('samples_logged', 0) + waiting + counts.get('dropped_queue', 0)}"
+                f" samples were not delivered to {worker.broker} ({_reason(counts)}); training was not affected",
+            )
+        self._notes.write()
+
+
+class Span:
+    """A timed block; see :meth:`Run.span`. ``seconds`` holds the time afterwards."""
+
+    __slots__ = ("_name", "_run", "_start", "_step", "seconds")
+
+    def __init__(self, run: Run, name: str, step: int | None) -> None:
+        self._run, self._name, self._step = run, name, step
+        self._start = 0.0
+        self.seconds: float | None = None
+
+    def __enter__(self) -> Self:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+        run = self._run
+        run.log({f"{SPAN_PREFIX}{self._name}": self.seconds}, run._step if self._step is None else self._step)
+
+
+def outcome_of(error: BaseException | None) -> EndReason:
+    """How a process ends that leaves with this exception.
+
+    >>> outcome_of(None), outcome_of(SystemExit(0)), outcome_of(ValueError()), outcome_of(KeyboardInterrupt())
+    ('finished', 'finished', 'exception', 'signal')
+    """
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "finished"
+    return "signal" if isinstance(error, KeyboardInterrupt) else "exception"
+
+
+def _as_step(step: object) -> int | None:
+    """An integer that fits into 64 bits; floats without a fraction count, since many trainers compute steps."""
+    try:
+        number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  any object may come here
+        return None
+    return number if -(2**63) < number < 2**63 else None
+
+
+def _any_not_finite(values: dict[Any, Any]) -> bool:
+    return any(type(value) is float and not math.isfinite(value) for value in values.values())
+
+
+def _reason(counts: Mapping[str, int]) -> str:
+    if not counts.get("connections"):
+        return "no connection"
+    parts = [f"{name} {count}" for name, count in counts.items() if name.startswith("dropped_")]
+    return ", ".join(parts) or "no acknowledgement in time"

@@ -1,0 +1,413 @@
+"""The SDK's thread: takes what was logged, frames it, keeps it within bounds, hands it to the transport.
+
+One round drains the queue, flushes what is due, and pumps the outbox; rounds begin by interval, by size, or at
+once when the trainer's thread rings (first NaN, checkpoint, full queue, end). Nothing here is called by the
+trainer, and no error leaves it: what fails is counted under ``errors`` and said once.
+
+The interval grows with the world size, so that all ranks together make at most about 2,000 frames a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from driftline import events, frames
+from driftline.clock import Clock
+from driftline.errors import BadData
+from driftline.producers import checkpoint
+from driftline.producers.buffer import Outbox
+from driftline.producers.counters import Counters, Notes
+from driftline.producers.delivery import OPEN_US, Delivery
+from driftline.producers.framer import Framer
+from driftline.producers.transport import Transport
+from driftline.producers.values import Deferred, Refusal, admit_weight
+from driftline.settings import SdkSettings
+from driftline.topics import MAX_FRAME_BYTES
+
+FRAMES_PER_SECOND_MAX = 2_000
+ENTRIES_AT_ONCE = 250
+"""Entries converted in one go: short enough to let the trainer's thread in between."""
+DEVICE_POLL_US = 2_000
+DEVICE_PATIENCE_US = 2_000_000
+"""After so long a value on a device no longer holds up what was logged after it."""
+ASIDE_MAX = 10_000
+
+EndReason = Literal["finished", "exception", "signal"]
+QueueEntry = tuple[int, Any, Any, Any]
+"""(time in ns, step, weight, payload): payload is a dict of numbers, :class:`Pending` or a :class:`Marker`."""
+
+
+class Pending(NamedTuple):
+    """Values of which some are still on a device."""
+
+    values: dict[Any, Any]
+    waits: tuple[Deferred, ...]
+
+
+class Saved(NamedTuple):
+    """A checkpoint to be announced."""
+
+    path: str
+    epoch: float | None
+    format: str | None
+
+
+class Rewound(NamedTuple):
+    """The run goes on from the entry's step."""
+
+
+def interval_us(flush_us: int, world_size: int | None) -> int:
+    """How long a sample waits for its frame at most.
+
+    >>> interval_us(200_000, 8), interval_us(200_000, 4096)
+    (200000, 2048000)
+    """
+    return max(flush_us, (world_size or 1) * 1_000_000 // FRAMES_PER_SECOND_MAX)
+
+
+class Bell:
+    """Wakes the thread. ``ring`` takes no lock that a signal handler could find taken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # rung already
+
+    def wait(self, timeout_us: int) -> bool:
+        """True if it rang."""
+        return self._lock.acquire(timeout=max(0, timeout_us) / 1e6)
+
+
+class Worker:
+    """See the module's docstring. ``run`` is the thread's body; everything else is called from it."""
+
+    def __init__(
+        self,
+        *,
+        queue: deque[QueueEntry],
+        drained: Callable[[int], None],
+        started: events.ProcessStarted,
+        settings: SdkSettings,
+        transport: Transport,
+        counters: Counters,
+        notes: Notes,
+        clock: Clock,
+        broker: str,
+    ) -> None:
+        self._queue, self._drained = queue, drained
+        self._started = started
+        self._settings = settings
+        self._counters, self._notes = counters, notes
+        self._clock = clock
+        self.broker = broker
+        """Where records go, in words for people."""
+        self.bell = Bell()
+        self.outbox = Outbox(limit_bytes=settings.buffer_bytes)
+        self.delivery = Delivery(
+            self.outbox,
+            transport,
+            notify=self.bell.ring,
+            counters=counters,
+            notes=notes,
+            clock=clock,
+        )
+        self.framer = Framer(
+            run=started.run,
+            process=started.process,
+            rank=started.rank,
+            frame_samples=settings.frame_samples,
+            counters=counters,
+            notes=notes,
+        )
+        self._interval_us = interval_us(settings.flush_us, started.world_size)
+        self._held: deque[QueueEntry] = deque()
+        self._aside: list[QueueEntry] = []
+        self._step: int | None = None
+        self._flushed_us = clock.steady_us()
+        self._spoke_us = clock.steady_us()
+        self._told_counters = 0
+        self._flushes_wanted = 0
+        self._end: tuple[EndReason, int] | None = None
+        self.flushes_done = 0
+        self.ended = False
+
+    # --- called from other threads: plain writes and the bell ------------------------------------------
+
+    def end(self, reason: EndReason, *, deadline_us: int) -> None:
+        """Asks the thread to send what is left and to stop by the steady time ``deadline_us``."""
+        if self._end is None:
+            self._end = (reason, deadline_us)
+        self.bell.ring()
+
+    def flush(self) -> int:
+        """Asks for everything logged so far to be sent now: done when ``flushes_done`` is the returned number."""
+        self._flushes_wanted += 1
+        wanted = self._flushes_wanted
+        self.bell.ring()
+        return wanted
+
+    # --- the thread ------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until :meth:`end`; never raises."""
+        self._guarded(lambda: self._emit(self._started))
+        while self._end is None:
+            self._guarded(self.round)
+            if self._end is None:
+                self.bell.wait(self._pause_us())
+        reason, deadline_us = self._end
+        self._guarded(lambda: self._finish(reason, deadline_us))
+        self._guarded(
+            lambda: self.delivery.close(timeout_us=max(0, deadline_us - self._clock.steady_us()) // 2)
+        )
+        self._guarded(self._notes.write)
+        self.ended = True
+
+    def round(self) -> None:
+        """One turn: drain, flush what is due, send, speak."""
+        wanted = self._flushes_wanted  # read before the queue, so that it covers what was logged before it
+        self._drain()
+        now_us = self._clock.steady_us()
+        due = now_us - self._flushed_us >= self._interval_us
+        if due or wanted > self.flushes_done or self.framer.urgent:
+            self._flushed_us = now_us
+            self._frame()
+        else:
+            self._frame(full_only=True)
+        if now_us - self._spoke_us >= self._settings.heartbeat_us:
+            self._heartbeat()
+        self.delivery.pump(OPEN_US)
+        if wanted > self.flushes_done and not (self._held or self._aside or len(self.outbox)):
+            self.flushes_done = wanted
+        self._notes.write()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  nothing may end this thread; counted and named
+            self._counters.add("errors")
+            self._notes.once(
+                ("error", repr(error)[:200]), f"an error inside the SDK, training is not affected: {error!r}"
+            )
+
+    def _pause_us(self) -> int:
+        if self._held or self._aside:
+            return DEVICE_POLL_US
+        now_us = self._clock.steady_us()
+        return min(
+            max(1000, self._flushed_us + self._interval_us - now_us),
+            max(1000, self._spoke_us + self._settings.heartbeat_us - now_us),
+        )
+
+    def _drain(self) -> None:
+        """Moves all that is queued into the framer, in order, as far as it is known."""
+        take = self._queue.popleft
+        left = len(self._queue)
+        self._resolve_aside()
+        while left or self._held:
+            batch = [take() for _ in range(min(left, ENTRIES_AT_ONCE))]
+            left -= len(batch)
+            if not self._held and {type(entry[3]) for entry in batch} <= {dict}:
+                self._add(batch)
+            else:
+                self._held.extend(batch)
+                if self._settle() and not left:
+                    break
+            self._frame(full_only=True)
+        self._drained(sum(_samples(entry) for entry in self._held) if self._held else 0)
+
+    def _settle(self) -> bool:
+        """Works off what is held, in order; True if a value on a device stopped it."""
+        plain: list[QueueEntry] = []
+        while self._held:
+            entry = self._held[0]
+            payload = entry[3]
+            if type(payload) is dict:
+                plain.append(entry)
+            elif isinstance(payload, Pending):
+                if all(wait.ready() for wait in payload.waits):
+                    plain.append(self._read(entry))
+                elif self._clock.now_us() - entry[0] // 1000 < DEVICE_PATIENCE_US:
+                    break
+                else:
+                    self._put_aside(entry)
+            else:
+                self._add(plain)
+                plain = []
+                self._marker(entry)
+            self._held.popleft()
+        self._add(plain)
+        return bool(self._held)
+
+    def _add(self, entries: list[QueueEntry]) -> None:
+        if not entries:
+            return
+        self.framer.add(entries)
+        for entry in reversed(entries):
+            if entry[1] is not None:
+                self._step = entry[1]
+                break
+
+    def _put_aside(self, entry: QueueEntry) -> None:
+        if len(self._aside) >= ASIDE_MAX:
+            self._counters.add("dropped_device", _samples(entry))
+            self._notes.once("device", "values on a device do not arrive: their samples are dropped, counted")
+            return
+        self._aside.append(entry)
+
+    def _resolve_aside(self) -> None:
+        if not self._aside:
+            return
+        ready = [entry for entry in self._aside if all(wait.ready() for wait in entry[3].waits)]
+        if ready:
+            self._aside = [entry for entry in self._aside if not any(entry is other for other in ready)]
+            self._add([self._read(entry) for entry in ready])
+
+    def _read(self, entry: QueueEntry) -> QueueEntry:
+        """The entry with the numbers that have arrived from the device."""
+        time_ns, step, weight, pending = entry
+        values: dict[Any, Any] = {}
+        for name, value in pending.values.items():
+            number = value if type(value) is float else value.read()
+            if isinstance(number, Refusal):
+                self._counters.add("refused_" + number.reason)
+                self._notes.once(
+                    (number.reason, name), f"{name!r:.200} is not a number: {number.detail}; refused"
+                )
+            else:
+                values[name] = number
+        if weight is not None and type(weight) is not float:
+            weight = admit_weight(weight.read())
+            if weight is None:
+                self._counters.add("refused_weight", len(values))
+                values = {}
+        return time_ns, step, weight, values
+
+    def _marker(self, entry: QueueEntry) -> None:
+        """A checkpoint or a rewind: samples logged before it go first."""
+        self._frame()
+        time_us, step, marker = entry[0] // 1000, entry[1], entry[3]
+        if isinstance(marker, Saved):
+            try:
+                found = checkpoint.describe(marker.path, step=step, epoch=marker.epoch, format=marker.format)
+            except BadData as error:
+                self._counters.add("checkpoints_refused")
+                self._notes.once(("checkpoint", str(error)), f"not announced: {error}")
+                return
+            self._counters.add("checkpoints_saved")
+            self._emit(
+                events.CheckpointSaved(
+                    run=self._started.run,
+                    process=self._started.process,
+                    seq=self.outbox.next_seq,
+                    time_us=time_us,
+                    checkpoint=found,
+                    rank=self._started.rank,
+                )
+            )
+        elif isinstance(marker, Rewound):
+            self._step = step
+            self._emit(
+                events.RunRewound(
+                    run=self._started.run,
+                    process=self._started.process,
+                    seq=self.outbox.next_seq,
+                    time_us=time_us,
+                    step=step,
+                )
+            )
+
+    def _heartbeat(self) -> None:
+        self._emit(
+            events.Heartbeat(
+                run=self._started.run,
+                process=self._started.process,
+                seq=self.outbox.next_seq,
+                time_us=self._clock.now_us(),
+                step=self._step,
+                counters=self._counters.snapshot(),
+            )
+        )
+
+    def _frame(self, *, full_only: bool = False) -> None:
+        """What the framer holds goes to the outbox."""
+        for frame in self.framer.take(full_only=full_only):
+            self._put(frame)
+
+    def _put(self, frame: frames.Frame) -> None:
+        samples = len(frame.metric)
+        if self.outbox.full:
+            self._drop(samples)
+            return
+        changed, counters = self._counters.exceptional()
+        if changed == self._told_counters:
+            counters = ""
+        payload = frames.encode(frame._replace(seq=self.outbox.next_seq, counters=counters))
+        if len(payload) > MAX_FRAME_BYTES and samples > 1:
+            for half in self.framer.halves(frame):
+                self._put(half)
+        elif self.outbox.put(payload, samples=samples):
+            self._told_counters = changed
+            self._counters.add("frames_made")
+            self._spoke_us = self._clock.steady_us()
+        else:
+            self._drop(samples)
+
+    def _drop(self, samples: int) -> None:
+        self._counters.add("dropped_buffer", samples)
+        self._notes.once(
+            "buffer",
+            f"the broker ({self.broker}) took nothing for so long that {self._settings.buffer_bytes} bytes of frames "
+            "wait: new samples are dropped, counted; training is not affected",
+        )
+
+    def _emit(self, event: events.FromProcess) -> None:
+        if not self.outbox.put(events.encode(event), samples=0, event=True):
+            self._counters.add("dropped_error")
+            self._notes.once(
+                ("event", events.kind_of(event)), f"no room for the event {events.kind_of(event)}: dropped"
+            )
+        self._spoke_us = self._clock.steady_us()
+
+    def _finish(self, reason: EndReason, deadline_us: int) -> None:
+        """Everything out, the last event, and patience until the deadline."""
+        self._drain()
+        while (
+            self._held or self._aside
+        ) and self._clock.steady_us() < deadline_us - self._settings.exit_us // 2:
+            time.sleep(DEVICE_POLL_US / 1e6)
+            self._drain()
+        for entry in [*self._held, *self._aside]:
+            if isinstance(entry[3], Pending):
+                self._counters.add("dropped_device", _samples(entry))
+        rest = [entry for entry in self._held if not isinstance(entry[3], Pending)]
+        self._held, self._aside = deque(rest), []
+        self._settle()
+        self._frame()
+        self._emit(
+            events.ProcessEnded(
+                run=self._started.run,
+                process=self._started.process,
+                seq=self.outbox.next_seq,
+                time_us=self._clock.now_us(),
+                outcome=reason,
+                counters=self._counters.snapshot(),
+            )
+        )
+        self.delivery.pump_until(deadline_us, wait=self.bell.wait)
+
+
+def _samples(entry: QueueEntry) -> int:
+    payload = entry[3]
+    if type(payload) is dict:
+        return len(payload)
+    return len(payload.values) if isinstance(payload, Pending) else 0
