@@ -117,6 +117,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Further tries after a failed, incomplete or lost one."""
     starve_us: int = 600_000_000
     """A request older than this goes before newer ones."""
+    hole_us: int = 10_000_000
+    """A gap in the ticks longer than this is a time in which nobody watched: leases last longer by it."""
 
 
 def encode(config: PipelineConfig | SchedulerConfig) -> bytes:
