@@ -137,8 +137,9 @@ def _merge(tree: Tree, into: dict[str, Any], values: dict[str, Any], path: str, 
             into[key] = _copy(value)
             tree.written_at[here] = f"{source}{key}"
         elif value is not None and value != into[key]:
-            remedy = f"{here} is {into[key]!r} outside of `{WRAPPER}`: keep one of the two"
-            raise SettingsError(f"{source}{key}", value, remedy)
+            shown = ("***", "***") if "password" in str(key) else (value, into[key])
+            remedy = f"{here} is {shown[1]!r} outside of `{WRAPPER}`: keep one of the two"
+            raise SettingsError(f"{source}{key}", shown[0], remedy)
 
 
 def _copy(value: Any) -> Any:

@@ -7,6 +7,7 @@ the closest known one.
 from __future__ import annotations
 
 import functools
+import re
 import types
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -21,6 +22,7 @@ from driftline.settings_schema import Block, File, Key, Metrics, Suite
 
 DEPTH_MAX = 16
 HIDDEN = "***"
+_SECRET = re.compile(r"pass|pwd|secret|token|credential")
 
 B = TypeVar("B", bound=Block)
 
@@ -80,12 +82,7 @@ def _block(block: type[B], raw: Any, place: Place) -> B:
     known = fields(block)
     for name in values:
         if name not in known:
-            remedy = f"there is no such key{close_to(str(name), list(known))}"
-            if not close_to(str(name), list(known)):
-                remedy += f"; known here: {', '.join(known)}"
-            raise _inside(place, str(name), Key("", secret="password" in str(name))).error(
-                values[name], remedy
-            )
+            raise _no_such_key(str(name), values[name], known, place)
     given = {
         name: _value(f.type, values[name], _inside(place, name, f.key))
         for name, f in known.items()
@@ -97,6 +94,14 @@ def _block(block: type[B], raw: Any, place: Place) -> B:
                 "", None, f"{place.tree.where(place.path)}: the key `{name}` is missing: {f.key.says}"
             )
     return block(**given)
+
+
+def _no_such_key(name: str, value: Any, known: dict[str, Field], place: Place) -> SettingsError:
+    close = close_to(name, list(known))
+    # A misspelt key may hold a secret.
+    secret = any(field.key.secret for field in known.values()) or _SECRET.search(name.lower()) is not None
+    remedy = f"there is no such key{close or '; known here: ' + ', '.join(known)}"
+    return _inside(place, name, Key("", secret=secret)).error(value, remedy)
 
 
 def _inside(place: Place, name: str, key: Key) -> Place:
