@@ -1,9 +1,9 @@
 """What a checkpoint event says of its files: names, sizes, format, and a digest that samples content.
 
-Names and sizes are equal for all checkpoints of a run, so the digest also hashes, of each file, the first and
-the last 64 KiB and eight pieces of 16 KiB spread evenly between. Two checkpoints whose weights differ anywhere
-in those pieces differ in their digest; reading costs about 260 KiB per file, whatever its size. (The evaluator
-hashes everything while it loads: that is the key of results.)
+Names and sizes are equal for all checkpoints of a run, so the digest also hashes, of each file, the first
+and the last 64 KiB and eight pieces of 16 KiB spread evenly between. Two checkpoints whose weights differ
+anywhere in those pieces differ in their digest; reading costs about 260 KiB per file, whatever its size.
+(The evaluator hashes everything while it loads: that is the key of results.)
 
 Runs on the SDK's thread, after the save: the files are complete and still.
 """
@@ -61,8 +61,8 @@ def describe(
             _sample(digest, path if os.path.isfile(path) else os.path.join(path, entry.path), entry)
     except OSError as error:
         raise BadData(
-            f"checkpoint {path} cannot be read ({error.strerror or error}): call checkpoint() after the save is "
-            "complete, on the host that has the files"
+            f"checkpoint {path} cannot be read ({error.strerror or error}): call checkpoint() after "
+            "the save is complete, on the host that has the files"
         ) from error
     return Checkpoint(
         digest=digest.hexdigest()[:32],
@@ -110,7 +110,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _sample(digest: "hashlib._Hash", full: str, entry: FileEntry) -> None:
+def _sample(digest: hashlib._Hash, full: str, entry: FileEntry) -> None:
     digest.update(f"{entry.path}\0{entry.size}\0".encode(errors="surrogateescape"))
     with open(full, "rb") as file:
         if entry.size <= 2 * EDGE_BYTES + PIECES * PIECE_BYTES:

@@ -1,8 +1,8 @@
 """What the SDK counts, and the lines in which it says something once.
 
 :data:`COUNTERS` is the complete list (``refused_<reason>`` with the reasons of :mod:`.values` included).
-Counters only grow. Those of :data:`EXCEPTIONAL` travel in the metadata of frames when they have changed; all of
-them travel in heartbeats and in the last event.
+Counters only grow. Those of :data:`EXCEPTIONAL` travel in the metadata of frames when they have changed; all
+of them travel in heartbeats and in the last event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COUNTERS: dict[str, str] = {
     "samples_logged": "samples accepted and turned into frames",
     "samples_delivered": "samples that the broker has acknowledged",
     "dropped_queue": "samples dropped because the queue was full (`queue_samples`)",
-    "dropped_buffer": "samples dropped because the frames waiting for the broker were too many (`buffer_bytes`)",
+    "dropped_buffer": "samples dropped because too many frames waited for the broker (`buffer_bytes`)",
     "dropped_broker": "samples in frames that the broker refused for good",
     "dropped_finished": "samples logged after `finish`",
     "dropped_forked": "samples logged in a forked child, which this version does not send",

@@ -1,8 +1,9 @@
 """From the outbox to the transport and back: connects, sends within a window, hears what became of records.
 
-After any failure the transport is closed, opened again after a pause, and sending goes on from the first record
-without an acknowledgement, so that the log holds a process's records in the order of their numbers. A record
-that the broker refuses for good is given up after three tries, counted, so that those behind it go on.
+After any failure the transport is closed, opened again after a pause, and sending goes on from the first
+record without an acknowledgement, so that the log holds a process's records in the order of their numbers.
+A record that the broker refuses for good is given up after three tries, counted, so that those behind it go
+on.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Delivery:
             self._notes.once(("refused", error[:60]), f"the broker refuses a record for good: {error}")
 
     def _lost(self, why: str) -> None:
-        """The connection is given up; after a pause another one sends from the first unacknowledged record."""
+        """Gives the connection up; another one will send from the first unacknowledged record."""
         self._connected = False
         self._transport.close(timeout_us=0)
         self._try_open_us = self._clock.steady_us() + RETRY_US // 4

@@ -1,8 +1,8 @@
 """Entries of ``log`` become metric frames: names to numbers, cutting, splitting, urgency. Pure.
 
-Samples keep the order in which they were logged. A frame has at most ``frame_samples`` samples, 32,000 names
-and 512 KiB; one call of ``log`` may be spread over several frames. The work is done in a few long calls into C
-over all entries at once, since what runs here in Python holds up the training thread.
+Samples keep the order in which they were logged. A frame has at most ``frame_samples`` samples, 32,000
+names and 512 KiB; one call of ``log`` may be spread over several frames. The work is done in a few long
+calls into C over all entries at once, since what runs here in Python holds up the training thread.
 
 Urgent is a NaN or infinity of a metric that had none in the last ten seconds.
 """
@@ -10,7 +10,7 @@ Urgent is a NaN or infinity of a metric that had none in the last ten seconds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +44,11 @@ class _Chunk(NamedTuple):
     time_us: npt.NDArray[np.int64]
     value: npt.NDArray[np.float64]
     weight: npt.NDArray[np.float64]
+
+
+def _each(chunk: _Chunk, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> _Chunk:
+    columns: tuple[Any, ...] = chunk
+    return _Chunk(*map(change, columns))
 
 
 class _Ids(dict[Any, int]):
@@ -111,7 +116,7 @@ class Framer:
         if chunk.metric.size and int(chunk.metric.min()) < 0:
             named = chunk.metric >= 0
             self._counters.add("refused_name", int(np.count_nonzero(~named)))
-            chunk = _Chunk(*(column[named] for column in chunk))
+            chunk = _each(chunk, lambda column: column[named])
         if not chunk.metric.size:
             return
         self._counters.add("samples_logged", chunk.metric.size)
@@ -133,7 +138,7 @@ class Framer:
         for start in range(0, end, self._frame_samples):
             self._cut(chunk, start, min(start + self._frame_samples, end), made)
         self.samples -= end
-        self._chunks = [_Chunk(*(column[end:] for column in chunk))] if self.samples else []
+        self._chunks = [_each(chunk, lambda column: column[end:])] if self.samples else []
         if not self.samples:
             self.urgent = False
             if len(self._ids) > KNOWN_NAMES_MAX:

@@ -2,15 +2,15 @@
 
 Measured with kafka-python 3.0.12, and guarded here:
 
-- its constructor waits 30 s and ``send`` 60 s for a broker: a plain TCP probe goes first, both waits are set to
-  what the caller allows;
+- its constructor waits 30 s and ``send`` 60 s for a broker: a plain TCP probe goes first, both waits are
+  set to what the caller allows;
 - with a short delivery timeout the idempotent producer wedges for ever once a batch expires: the timeout is a
   day, what is too old is the owner's business;
 - its back-off grows to 30 s: at most 1 s here;
 - ``close`` raises on a dead broker and ``__del__`` prints: both contained; its own ``atexit`` would close the
   producer before the SDK's last flush: taken off;
-- it logs a warning per attempt while the broker is away, for hours: unless the program has set a level for the
-  logger "kafka", that is set to CRITICAL (the SDK says once that the broker is away).
+- it logs a warning per attempt while the broker is away, for hours: unless the program has set a level for
+  the logger "kafka", that is set to CRITICAL (the SDK says once that the broker is away).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``driftline.init``: settings, identity, thread, hooks. The one call of the SDK that may raise (wrong settings)."""
+"""``driftline.init``: settings, identity, thread, hooks. The one call that may raise (wrong settings)."""
 
 from __future__ import annotations
 

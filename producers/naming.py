@@ -1,8 +1,8 @@
 """Names of metrics: any characters, at most 600 bytes of UTF-8, one rule for what is longer.
 
-A longer name is cut at a character so that with ``~`` and the first 16 hex digits of the SHA-256 of the whole
-name it has at most 600 bytes: two long names that differ only at the end stay apart, and the same long name is
-the same metric on every rank.
+A longer name is cut at a character so that with ``~`` and the first 16 hex digits of the SHA-256 of the
+whole name it has at most 600 bytes: two long names that differ only at the end stay apart, and the same
+long name is the same metric on every rank.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ gpu_power                W        sum over GPUs                                 
 gpu_temperature          C        hottest GPU                                                     gpu
 ======================== ======== =============================================================== ========
 
-With more than one GPU each also has ``<name>/<index>`` (NVML's index). Readings carry no step. A host is read by
-its local rank 0 alone. What cannot be read is absent, with the reason in :attr:`Node.reasons`; never 0. Rates
-and ``cpu_utilization`` begin with the second reading.
+With more than one GPU each also has ``<name>/<index>`` (NVML's index). Readings carry no step. A host is
+read by its local rank 0 alone. What cannot be read is absent, with the reason in :attr:`Node.reasons`;
+never 0. Rates and ``cpu_utilization`` begin with the second reading.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def combine_gpus(columns: dict[str, list[float | None]]) -> Reading:
     totals = columns.pop("gpu_memory_total", [])
     used = columns.get("gpu_memory_used", [])
     made: Reading = {}
-    reduce = {"gpu_utilization": _mean, "gpu_temperature": max}
+    reduce: dict[str, Callable[[list[float]], float]] = {"gpu_utilization": _mean, "gpu_temperature": max}
     for name, values in columns.items():
         known = [value for value in values if value is not None]
         if known:

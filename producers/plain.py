@@ -1,8 +1,8 @@
 """The user's ``config`` as plain JSON values, whatever it holds: nothing raises, everything has a bound.
 
-Mappings, dataclasses, namespaces and objects with ``to_dict`` become objects; sequences and sets become arrays;
-NaN and infinities, which JSON lacks, become text, as does everything else. Deeper than 12 levels, after 5,000
-values or beyond 4,000 characters of text things are cut, and the cut shows ("...").
+Mappings, dataclasses, namespaces and objects with ``to_dict`` become objects; sequences and sets become
+arrays; NaN and infinities, which JSON lacks, become text, as does everything else. Deeper than 12 levels,
+after 5,000 values or beyond 4,000 characters of text things are cut, and the cut shows ("...").
 """
 
 from __future__ import annotations

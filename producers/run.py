@@ -1,8 +1,9 @@
-"""The run as a trainer holds it: ``log``, ``span``, ``step``, ``checkpoint``, ``rewind``, ``flush``, ``finish``.
+"""The run as a trainer holds it: ``log``, ``span``, ``step``, ``checkpoint``, ``rewind``, ``flush``,
+``finish``.
 
-No method raises into the training loop, waits for a broker or for a device (``flush`` and ``finish`` wait, within
-a bound), or takes a lock that another thread holds. ``log`` copies the dict and appends it to a bounded queue;
-everything else happens on the SDK's thread (:mod:`.worker`).
+No method raises into the training loop, waits for a broker or for a device (``flush`` and ``finish`` wait,
+within a bound), or takes a lock that another thread holds. ``log`` copies the dict and appends it to a
+bounded queue; everything else happens on the SDK's thread (:mod:`.worker`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ RING_AGAIN_NS = 50_000_000
 
 
 class Run:
-    """One process of a training run. Made by :func:`driftline.init`; a context manager that finishes at its end.
+    """One process of a training run. Made by :func:`driftline.init`; a context manager that finishes at its
+    end.
 
     Safe to use from several threads. After :meth:`finish` every call does nothing (and is counted).
     """
@@ -65,8 +67,8 @@ class Run:
         """Records numbers; returns at once (about a microsecond for 20 floats).
 
         Args:
-            values: numbers by metric name; what counts as a number, and what becomes of the rest, is written in
-                :mod:`driftline.producers.values`. Values are taken as they are now.
+            values: numbers by metric name; what counts as a number, and what becomes of the rest, is
+                written in :mod:`driftline.producers.values`. Values are taken as they are now.
             step: training step, any integer of 64 bits; None for values that belong to no step.
             weight: of these values in means over ranks and time (tokens, items), finite and above 0.
         """
@@ -78,11 +80,12 @@ class Run:
             and (step is None or type(step) is int)
             and (weight is None or ((type(weight) is int or type(weight) is float) and 0 < weight < _INF))
         ):
+            total: Any
             try:
                 total = sum(values.values())
             except Exception:  # noqa: BLE001  something is no number: the slow way says what
                 total = None
-            kind = type(total)
+            kind: Any = type(total)
             # A plain sum means plain numbers; a finite one means that none is NaN or infinite.
             if (
                 (kind is float or kind is int)
@@ -99,8 +102,8 @@ class Run:
     def span(self, name: str, step: int | None = None) -> Span:
         """Times a block and logs its seconds as metric ``span/<name>``.
 
-        The span belongs to ``step``, else to the run's current step when the block ends: what :meth:`step` set,
-        or the step of the newest ``log``. A loop that logs at the end of each step must therefore call
+        The span belongs to ``step``, else to the run's current step when the block ends: what :meth:`step`
+        set, or the step of the newest ``log``. A loop that logs at the end of each step must therefore call
         ``run.step(s)`` first or pass ``step=s`` here, or its spans are booked one step early.
         """
         return Span(self, name, step)
@@ -121,8 +124,8 @@ class Run:
         """Announces a checkpoint: call it after the save is complete. Returns at once.
 
         The files are listed, sampled and announced on the SDK's thread; a checkpoint that is not there is
-        refused, counted and named. ``step`` is by default the current step. ``format``: "safetensors", "torch",
-        "dcp" or any other word; guessed from the file names if not given.
+        refused, counted and named. ``step`` is by default the current step. ``format``: "safetensors",
+        "torch", "dcp" or any other word; guessed from the file names if not given.
         """
         try:
             text = os.fsdecode(path)
@@ -320,14 +323,15 @@ class Run:
         counts = self._counters.snapshot()
         waiting = sum(len(entry[3]) for entry in list(self._queue) if type(entry[3]) is dict)
         dropped = sum(count for name, count in counts.items() if name.startswith("dropped_"))
+        all_of_them = counts.get("samples_logged", 0) + waiting + counts.get("dropped_queue", 0)
         left = counts.get("samples_logged", 0) - counts.get("samples_delivered", 0) + waiting
         # What was dropped after it was framed is missing from the deliveries as well: counted once.
         left += sum(counts.get(name, 0) for name in ("dropped_queue", "dropped_device", "dropped_error"))
         if left > 0 or dropped > 0:
             self._notes.once(
                 "undelivered",
-                f"{max(left, dropped)} of {counts.get('samples_logged', 0) + waiting + counts.get('dropped_queue', 0)}"
-                f" samples were not delivered to {worker.broker} ({_reason(counts)}); training was not affected",
+                f"{max(left, dropped)} of {all_of_them} samples were not delivered to {worker.broker} "
+                f"({_reason(counts)}); training was not affected",
             )
         self._notes.write()
 
@@ -364,7 +368,7 @@ def outcome_of(error: BaseException | None) -> EndReason:
 
 
 def _as_step(step: object) -> int | None:
-    """An integer that fits into 64 bits; floats without a fraction count, since many trainers compute steps."""
+    """An integer of 64 bits; floats without a fraction count, since many trainers compute steps."""
     try:
         number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001  any object may come here

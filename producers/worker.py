@@ -1,8 +1,8 @@
 """The SDK's thread: takes what was logged, frames it, keeps it within bounds, hands it to the transport.
 
-One round drains the queue, flushes what is due, and pumps the outbox; rounds begin by interval, by size, or at
-once when the trainer's thread rings (first NaN, checkpoint, full queue, end). Nothing here is called by the
-trainer, and no error leaves it: what fails is counted under ``errors`` and said once.
+One round drains the queue, flushes what is due, and pumps the outbox; rounds begin by interval, by size, or
+at once when the trainer's thread rings (first NaN, checkpoint, full queue, end). The trainer calls nothing
+here but ``end`` and ``flush``, and no error leaves: what fails is counted under ``errors`` and said once.
 
 The interval grows with the world size, so that all ranks together make at most about 2,000 frames a second.
 """
@@ -38,7 +38,7 @@ ASIDE_MAX = 10_000
 
 EndReason = Literal["finished", "exception", "signal"]
 QueueEntry = tuple[int, Any, Any, Any]
-"""(time in ns, step, weight, payload): payload is a dict of numbers, :class:`Pending` or a :class:`Marker`."""
+"""(time in ns, step, weight, payload): the payload is a dict of numbers, Pending, Saved or Rewound."""
 
 
 class Pending(NamedTuple):
@@ -149,7 +149,7 @@ class Worker:
         self.bell.ring()
 
     def flush(self) -> int:
-        """Asks for everything logged so far to be sent now: done when ``flushes_done`` is the returned number."""
+        """Has all that was logged so far sent now: done when ``flushes_done`` is the returned number."""
         self._flushes_wanted += 1
         wanted = self._flushes_wanted
         self.bell.ring()
@@ -366,8 +366,8 @@ class Worker:
         self._counters.add("dropped_buffer", samples)
         self._notes.once(
             "buffer",
-            f"the broker ({self.broker}) took nothing for so long that {self._settings.buffer_bytes} bytes of frames "
-            "wait: new samples are dropped, counted; training is not affected",
+            f"{self._settings.buffer_bytes} bytes of frames wait for the broker ({self.broker}), which takes "
+            "nothing: new samples are dropped, counted; training is not affected",
         )
 
     def _emit(self, event: events.FromProcess) -> None:

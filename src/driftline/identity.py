@@ -8,7 +8,8 @@ The run id, in this order:
 
 1. ``resume=`` or ``run_id=``, then ``DRIFTLINE_RUN_ID``;
 2. the launcher's: ``TORCHELASTIC_RUN_ID`` (its default "none" counts as absent), ``WANDB_RUN_ID``,
-   ``MLFLOW_RUN_ID``, ``SLURM_JOB_ID`` (with array task and step, so that two ``srun`` of one job are two runs);
+   ``MLFLOW_RUN_ID``, ``SLURM_JOB_ID`` (with array task and step, so that two ``srun`` of one job are two
+   runs);
 3. one that the ranks agree on through the process group (``shared``);
 4. a new one for this process alone.
 
