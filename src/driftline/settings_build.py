@@ -69,6 +69,7 @@ def build(file: File, where: Where) -> Settings:
             present_us=file.scheduler.present,
             retries=file.scheduler.retries,
             starve_us=file.scheduler.starve,
+            hole_us=file.streams.hole,
         ),
         metrics=_declared(file, where),
         notes=_notes(file, where),
