@@ -48,14 +48,20 @@ SCHEMA = pa.schema(
 
 
 def encode(columns: dict[str, Any], output_id: OutputId) -> bytes:
-    """Bytes of one output; ``columns`` maps each column of :data:`SCHEMA` to an array or list."""
+    """Bytes of one output; ``columns`` maps each column of :data:`SCHEMA` to an array (Arrow, NumPy) or list."""
     schema = SCHEMA.with_metadata({"format": FORMAT, "id": str(output_id)})
-    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    arrays = [_array(columns[field.name], field.type) for field in SCHEMA]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
     payload: bytes = sink.getvalue().to_pybytes()
     return payload
+
+
+def _array(column: Any, kind: pa.DataType) -> pa.Array:
+    if isinstance(column, pa.Array) and column.type == kind:
+        return column
+    return pa.array(column, kind)
 
 
 def decode(payload: bytes) -> tuple[OutputId, pa.RecordBatch]:

@@ -1,0 +1,168 @@
+"""The state of a partition: runs, their attempts, the processes of each.
+
+An attempt is a property of a process, decided when it starts: a new one opens when a (role, rank) starts that
+the current attempt already has, or when a process rewinds the run. It never opens because a step falls, nor by
+the order in which frames arrive. Forked children join their parent's attempt and take no seat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from driftline.config import Axis, PipelineConfig
+from driftline.streams.panes import ClosedLog, OpenPanes
+from driftline.streams.participants import FrameMap, MissingNotes, Presence, Series
+from driftline.streams.views import Detection, TriggerState
+from driftline.streams.watermark import Watermark
+from driftline.streams.windowing import AxisPlan, plan
+
+AXES: tuple[Axis, ...] = ("time", "step")
+NOTHING_CLOSED = -(1 << 62)
+MAX_RUNS = 10_000
+MAX_PROCESSES = 65_536
+"""Per run."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One SDK process as the log shows it."""
+
+    name: str
+    attempt: int
+    number: int
+    """Its place in the attempt's arrays."""
+    rank: int | None = None
+    role: str = "trainer"
+    host: str = ""
+    seq: int = -1
+    """Highest sequence number seen: what is not above it is a duplicate."""
+    last_seen_us: int = 0
+    last_step: int | None = None
+    ended: bool = False
+    idle: bool = False
+    ahead: bool = False
+    """A sample dated ahead was told of."""
+    maps: dict[tuple[str, ...], FrameMap] = field(default_factory=dict)
+
+
+class AxisState:
+    """One axis of one attempt."""
+
+    def __init__(self, how: AxisPlan, watermark: Watermark) -> None:
+        self.plan = how
+        self.watermark = watermark
+        self.open = OpenPanes()
+        self.log = ClosedLog()
+        self.closed = NOTHING_CLOSED
+        """Panes below this are closed."""
+        self.out: list[int | None] = [None for _ in how.specs]
+        """Per spec: windows that end here or earlier are out."""
+
+
+class Attempt:
+    """One attempt of a run."""
+
+    def __init__(self, number: int, started_us: int, detection: Detection, config: PipelineConfig) -> None:
+        self.number = number
+        self.started_us = started_us
+        self.world_size: int | None = None
+        self.world_role = ""
+        self.rewound_to: int | None = None
+        self.seats: dict[str, str] = {}
+        """ "role/rank" -> process."""
+        self.processes: list[str] = []
+        self.left: list[bool] = []
+        """Ended, or moved to a later attempt."""
+        self.series = Series()
+        self.missing = MissingNotes()
+        self.detection = detection
+        self.watched = detection.per_rank()
+        self.finished = False
+        self.grace_over = False
+        self.late: dict[tuple[Axis, str], list[int]] = {}
+        """Late samples since they were last told: count, lowest and highest position."""
+        self.seen_non_finite: dict[tuple[str, int | None, int | None, int], None] = {}
+        self.refused_told: list[str] = []
+        self.axes: dict[Axis, AxisState] = {
+            axis: AxisState(
+                plan(axis, config.windows),
+                Watermark(lateness_us=config.allowed_lateness_us, delayed=axis == "step"),
+            )
+            for axis in AXES
+        }
+
+    def join(self, process: str, now_us: int) -> int:
+        """Gives a process its number."""
+        self.processes.append(process)
+        self.left.append(False)
+        for axis in self.axes.values():
+            axis.watermark.join(now_us)
+        return len(self.processes) - 1
+
+    def leave(self, number: int) -> None:
+        self.left[number] = True
+        for axis in self.axes.values():
+            axis.watermark.release(number)
+
+    @property
+    def words(self) -> int:
+        """64-bit words that hold one bit per process."""
+        return (len(self.processes) + 63) // 64
+
+    def awaited(self, now_us: int, grace_us: int) -> int:
+        """Ranks of the announced world that have not started, as long as that may be."""
+        if self.world_size is None or now_us >= self.started_us + grace_us:
+            return 0
+        return max(0, self.world_size - sum(seat.startswith(self.world_role + "/") for seat in self.seats))
+
+    def presence(self, axis: AxisState, now_us: int, grace_us: int) -> Presence:
+        mark = axis.watermark
+        holds = [mark.holds(number) for number in range(len(self.processes))]
+        return Presence(list(mark.first), list(mark.newest), holds, self.awaited(now_us, grace_us))
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the partition."""
+
+    name: str
+    now_us: int
+    last_us: int
+    """Its own newest record (moved over holes)."""
+    triggers: TriggerState
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    current: int = -1
+    processes: dict[str, Process] = field(default_factory=dict)
+    ended: bool = False
+    title: str = ""
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.attempts[self.current]
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """All that the pipeline knows of one partition of the log."""
+
+    topic_uuid: str
+    partition: int
+    config: PipelineConfig = field(default_factory=PipelineConfig)
+    config_digest: str | None = None
+    config_body: bytes = b""
+    last_tick_us: int | None = None
+    runs: dict[str, Run] = field(default_factory=dict)
+    runs_refused_told: bool = False
+    counters: dict[str, int] = field(default_factory=dict)
+    """Everything received, dropped and refused, by name."""
+
+    def count(self, what: str, by: int = 1) -> None:
+        self.counters[what] = self.counters.get(what, 0) + by
+
+
+def seat_of(role: str, rank: int | None) -> str | None:
+    return None if rank is None else f"{role}/{rank}"
+
+
+Plain = dict[str, Any]

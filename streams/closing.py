@@ -1,0 +1,176 @@
+"""Closes panes of one axis: shows them to the detectors, notes who is missing, puts out complete windows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from driftline.config import Axis
+from driftline.streams.attempts import Attempt, AxisState, PartitionState, Run
+from driftline.streams.outputs import Outbox, WindowBlock, put_windows
+from driftline.streams.panes import ClosedCells
+from driftline.streams.participants import Presence
+from driftline.streams.views import AlertChange, PaneView
+from driftline.streams.windowing import STANDARD_QUANTILES, compute, due
+
+MAX_FACTS = 16
+"""Facts of one kind per input record; what is over is in the last one's count."""
+
+
+class Moment(NamedTuple):
+    """Where in the log something happens."""
+
+    state: PartitionState
+    outbox: Outbox
+    offset: int
+    run: Run
+    now_us: int
+
+    def alerts(self, attempt: Attempt, changes: list[AlertChange]) -> None:
+        for change in changes:
+            self.outbox.alert(self.offset, self.run.name, attempt.number, self.now_us, change)
+
+
+class Closing(NamedTuple):
+    """The watermark passed a pane boundary at one record."""
+
+    axis: Axis
+    boundary: int
+    presence: Presence
+
+
+def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: bool = False) -> None:
+    """Closes panes below each boundary; ``flush`` puts out every window that has a sample, complete or not."""
+    blocks: list[WindowBlock] = []
+    for closing in closings:
+        axis = attempt.axes[closing.axis]
+        cells, buckets = axis.open.close(closing.boundary)
+        axis.closed = max(axis.closed, closing.boundary)
+        if len(cells.pane):
+            _show(moment, attempt, axis, cells)
+            if closing.axis == "step":
+                _note_missing(moment, attempt, axis, cells, closing.presence)
+            public = np.array(attempt.series.public, np.bool_)
+            if not public.all():
+                kept, held = public[cells.series], public[buckets.series]
+                cells, buckets = cells.take(kept), buckets.take(held)
+            axis.log.add(cells, buckets)
+        blocks += _windows(moment, attempt, axis, closing.presence, flush)
+        axis.log.trim(axis.closed - axis.plan.keep)
+    put_windows(moment.outbox, moment.offset, moment.run.name, blocks)
+
+
+def _windows(
+    moment: Moment, attempt: Attempt, axis: AxisState, presence: Presence, flush: bool
+) -> list[WindowBlock]:
+    blocks: list[WindowBlock] = []
+    pane = axis.plan.pane
+    asked = None
+    for at, spec in enumerate(axis.plan.specs):
+        until = None if flush else axis.closed * pane
+        starts = due(axis.log, spec, pane, after=axis.out[at], until=until)
+        end = int(starts[-1]) + spec.size if until is None and len(starts) else until
+        if end is not None:
+            before = axis.out[at]
+            axis.out[at] = end if before is None else max(before, end)
+        if len(starts):
+            asked = asked or _asked(moment, attempt)
+            for cells in compute(axis.log, spec, pane, starts, asked):
+                blocks.append(WindowBlock(axis.plan.axis, attempt.number, attempt.series, cells, presence))
+    return blocks
+
+
+def _asked(moment: Moment, attempt: Attempt) -> dict[float, np.ndarray | None]:
+    """Quantiles to compute, with the series that want each (None: all)."""
+    asked: dict[float, np.ndarray | None] = dict.fromkeys(STANDARD_QUANTILES)
+    by_metric = moment.state.config.quantiles
+    for quantile in sorted({q for some in by_metric.values() for q in some if 0.0 <= q <= 1.0}):
+        if quantile not in asked:
+            wanted = {metric for metric, some in by_metric.items() if quantile in some}
+            asked[quantile] = np.array([metric in wanted for metric in attempt.series.metrics], np.bool_)
+    return asked
+
+
+def _show(moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells) -> None:
+    """Closed panes in order, metrics of one pane by name."""
+    table, width = attempt.series, axis.plan.pane
+    whole = table.whole()[cells.series]
+    by_rank = _by_rank(attempt, cells, ~whole) if attempt.watched else {}
+    chosen = np.flatnonzero(whole)
+    chosen = chosen[np.lexsort((table.order()[cells.series[chosen]], cells.pane[chosen]))]
+    part = cells._replace(bits=cells.bits[:, :1]).take(chosen)
+    rows = zip(
+        *(part.pane.tolist(), part.series.tolist(), part.count.tolist(), part.nan.tolist(), part.inf.tolist()),
+        *(part.mean.tolist(), part.min.tolist(), part.min_rank.tolist()),
+        *(part.max.tolist(), part.max_rank.tolist()),
+        strict=True,
+    )
+    axis_name, now_us, react = axis.plan.axis, moment.now_us, attempt.detection.pane
+    for pane, series, count, nan, inf, mean, least, least_rank, most, most_rank in rows:
+        finite = count > nan + inf
+        metric = table.metrics[series]
+        view = PaneView(
+            axis=axis_name,
+            metric=metric,
+            start=pane * width,
+            end=pane * width + width,
+            samples=count,
+            nan=nan,
+            inf=inf,
+            mean=mean if mean == mean else None,
+            min=least if finite else None,
+            min_rank=least_rank if finite and least_rank >= 0 else None,
+            max=most if finite else None,
+            max_rank=most_rank if finite and most_rank >= 0 else None,
+            by_rank=by_rank.get((pane, metric), {}),
+            now_us=now_us,
+        )
+        moment.alerts(attempt, react(view))
+
+
+def _by_rank(attempt: Attempt, cells: ClosedCells, grouped: np.ndarray) -> dict[tuple[int, str], dict[int, float]]:
+    means: dict[tuple[int, str], dict[int, float]] = {}
+    table = attempt.series
+    chosen = np.flatnonzero(grouped & ~np.isnan(cells.mean))
+    columns = cells.pane[chosen].tolist(), cells.series[chosen].tolist(), cells.mean[chosen].tolist()
+    for pane, series, mean in zip(*columns, strict=True):
+        kind, _, label = table.groups[series].partition("=")
+        if kind == "rank" and table.metrics[series] in attempt.watched:
+            means.setdefault((pane, table.metrics[series]), {})[int(label)] = mean
+    return {key: dict(sorted(ranks.items())) for key, ranks in means.items()}
+
+
+def _note_missing(
+    moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells, presence: Presence
+) -> None:
+    if len(attempt.processes) < 2:
+        return
+    whole = np.flatnonzero(attempt.series.whole()[cells.series])
+    pane, series = cells.pane[whole], cells.series[whole]
+    distinct, inverse = np.unique(pane, return_inverse=True)
+    width = axis.plan.pane
+    mask = presence.mask(distinct * width, distinct * width + width)[inverse]
+    noted = attempt.missing.note(attempt.series, pane, series, cells.bits[whole], mask)
+    for missed in noted[:MAX_FACTS]:
+        names = [attempt.processes[number] for number in missed.processes]
+        ranks = [moment.run.processes[n].rank for n in names if n in moment.run.processes]
+        who = ", ".join(str(rank) for rank in ranks[:8] if rank is not None) or ", ".join(names[:8])
+        moment.outbox.fact(
+            moment.offset,
+            moment.run.name,
+            attempt.number,
+            "missing",
+            moment.now_us,
+            f"{missed.metric}: no sample from rank {who} from step {missed.start * width} on",
+            metric=missed.metric,
+            process=names[0] if len(names) == 1 else None,
+            rank=ranks[0] if len(ranks) == 1 else None,
+            axis="step",
+            start=missed.start * width,
+            end=missed.end * width + width,
+            count=len(names),
+            detail={"ranks": ranks[:256]},
+        )
+    if len(noted) > MAX_FACTS:
+        moment.state.count("missing_untold", len(noted) - MAX_FACTS)

@@ -1,0 +1,406 @@
+"""Starts, ends, rewinds, ticks and configurations: what moves attempts and runs through their life."""
+
+from __future__ import annotations
+
+import msgspec
+
+from driftline import config as configuration
+from driftline import events
+from driftline.config import PipelineConfig
+from driftline.errors import SettingsError
+from driftline.streams.attempts import AXES, MAX_PROCESSES, Attempt, AxisState, PartitionState, Process, Run, seat_of
+from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
+from driftline.streams.outputs import Outbox
+from driftline.streams.processes import Factories, counts, join, open_attempt
+from driftline.streams.views import CheckpointView, Liveness, TriggerReason
+from driftline.streams.windowing import plan
+
+
+# --- events of processes -----------------------------------------------------------------------------------
+
+
+def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> None:
+    """A process starts: it joins the current attempt, or opens the next where its seat is taken."""
+    run = moment.run
+    known = run.processes.get(event.process)
+    if known is not None:  # its frames came first, or this is a duplicate
+        if counts(moment, known, event.seq):
+            known.role, known.host = event.role, event.host
+        return
+    if len(run.processes) >= MAX_PROCESSES:
+        moment.state.count("records_of_refused_processes")
+        return
+    parent = run.processes.get(event.parent) if event.parent else None
+    attempt = run.attempts.get(parent.attempt, run.attempt) if parent is not None else run.attempt
+    seat = None if event.parent else seat_of(event.role, event.rank)
+    if seat is not None and attempt.seats.get(seat, event.process) != event.process:
+        attempt = _next_attempt(moment, f"rank {event.rank} ({event.role}) started again", make)
+    process = join(run, attempt, event.process)
+    process.rank, process.role, process.host = event.rank, event.role, event.host
+    run.title = run.title or event.name
+    if seat is not None:
+        attempt.seats[seat] = event.process
+        _learn_world(moment, attempt, event)
+    counts(moment, process, event.seq)
+    run.ended = False
+    _fact(
+        moment,
+        attempt,
+        "process_joined",
+        f"process {event.process} joined as {event.role} rank {event.rank} on {event.host or 'unknown host'}",
+        process=event.process,
+        rank=event.rank,
+        detail={"role": event.role, "host": event.host, "parent": event.parent, "pid": event.pid},
+    )
+
+
+def _learn_world(moment: Moment, attempt: Attempt, event: events.ProcessStarted) -> None:
+    if event.world_size is None or attempt.world_size is not None:
+        return
+    attempt.world_size, attempt.world_role = event.world_size, event.role
+    before = moment.run.attempts.get(attempt.number - 1)
+    if before is not None and before.world_size not in (None, event.world_size):
+        _fact(
+            moment,
+            attempt,
+            "world_changed",
+            f"{before.world_size} to {event.world_size}",
+            detail={"before": before.world_size, "after": event.world_size},
+        )
+
+
+def _next_attempt(moment: Moment, why: str, make: Factories) -> Attempt:
+    attempt = open_attempt(moment.state, moment.run, make)
+    _fact(moment, attempt, "attempt_started", f"attempt {attempt.number} started: {why}")
+    return attempt
+
+
+def rewound(moment: Moment, event: events.RunRewound, process: Process, make: Factories) -> None:
+    """The process goes on in the attempt that this rewind opens; its peers follow with their own."""
+    run = moment.run
+    if not (process.attempt < run.current and run.attempt.rewound_to == event.step):
+        world = run.attempt.world_size, run.attempt.world_role
+        attempt = _next_attempt(moment, f"rewound to step {event.step}", make)
+        attempt.rewound_to = event.step
+        attempt.world_size, attempt.world_role = world
+    attempt = run.attempt
+    run.attempts[process.attempt].leave(process.number)
+    process.attempt, process.number = attempt.number, attempt.join(process.name, run.now_us)
+    process.maps.clear()
+    attempt.finished = False
+    seat = seat_of(process.role, process.rank)
+    if seat is not None:
+        attempt.seats.setdefault(seat, process.name)
+
+
+def ended(moment: Moment, process: Process, config: PipelineConfig) -> None:
+    process.ended = True
+    attempt = moment.run.attempts[process.attempt]
+    attempt.leave(process.number)
+    _fact(
+        moment,
+        attempt,
+        "process_left",
+        f"process {process.name} (rank {process.rank}) ended",
+        process=process.name,
+        rank=process.rank,
+    )
+    if not finish_if_over(moment, attempt, config):
+        advance(moment, attempt, config)
+
+
+def heartbeat(moment: Moment, event: events.Heartbeat, process: Process) -> None:
+    """Moves positions on the axes that the process uses."""
+    attempt = moment.run.attempts[process.attempt]
+    if event.step is not None:
+        process.last_step = event.step
+    limit = moment.now_us + moment.state.config.future_skew_us
+    for name, position in (("time", event.time_us if event.time_us <= limit else None), ("step", event.step)):
+        mark = attempt.axes[name].watermark  # type: ignore[index]
+        if position is not None and mark.uses(process.number):
+            mark.advance(process.number, position, position, moment.now_us)
+    advance(moment, attempt, moment.state.config)
+
+
+def checkpoint(moment: Moment, event: events.CheckpointSaved, process: Process) -> None:
+    view = CheckpointView(event.checkpoint, process.attempt, moment.now_us)
+    _request(moment, moment.run.triggers.checkpoint(view))
+
+
+def _request(moment: Moment, picked: list[tuple[TriggerReason, CheckpointView]]) -> None:
+    for reason, view in picked:
+        for suite in moment.state.config.suites:
+            made = moment.outbox.claim(moment.offset)
+            request = events.EvalRequested(
+                id=str(made),
+                request=configuration.request_id(view.checkpoint, suite),
+                run=moment.run.name,
+                attempt=view.attempt,
+                suite=suite,
+                checkpoint=view.checkpoint,
+                reason=reason,
+                time_us=moment.now_us,
+            )
+            moment.outbox.put("evals", moment.run.name, events.encode(request), made)
+
+
+# --- time --------------------------------------------------------------------------------------------------
+
+
+def advance(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
+    """Closes what the watermarks allow now."""
+    closings = []
+    for name in AXES:
+        axis = attempt.axes[name]
+        value = axis.watermark.move(moment.now_us)
+        if value is not None and value // axis.plan.pane > axis.closed:
+            presence = attempt.presence(axis, moment.now_us, config.start_grace_us)
+            closings.append(Closing(name, value // axis.plan.pane, presence))
+    if closings:
+        close(moment, attempt, closings)
+
+
+def finish_if_over(moment: Moment, attempt: Attempt, config: PipelineConfig) -> bool:
+    """An attempt is over when each process ended or fell idle, and no rank is awaited any more."""
+    run = moment.run
+    if attempt.finished or not attempt.processes or attempt.awaited(moment.now_us, config.start_grace_us):
+        return attempt.finished
+    for name, left in zip(attempt.processes, attempt.left, strict=True):
+        process = run.processes.get(name)
+        if not (left or process is None or process.idle or process.attempt != attempt.number):
+            return False
+    finish(moment, attempt, config)
+    return True
+
+
+def finish(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
+    """Puts out all windows, resolves what is open; ends the run with its current attempt."""
+    attempt.finished = True
+    flush(moment, attempt, config)
+    tell_late(moment, attempt)
+    moment.alerts(attempt, attempt.detection.end(moment.now_us))
+    if attempt.number == moment.run.current and not moment.run.ended:
+        moment.run.ended = True
+        _request(moment, moment.run.triggers.ended(moment.now_us))
+        silent = not all(attempt.left)
+        text = "no process gave a sign any more" if silent else "every process ended"
+        _fact(moment, attempt, "run_ended", f"run ended: {text}", detail={"silent": silent})
+
+
+def flush(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
+    closings = []
+    for name in AXES:
+        axis = attempt.axes[name]
+        highest = axis.open.highest()
+        boundary = axis.closed if highest is None else max(axis.closed, highest + 1)
+        closings.append(Closing(name, boundary, attempt.presence(axis, moment.now_us, config.start_grace_us)))
+    close(moment, attempt, closings, flush=True)
+
+
+def tick_run(moment: Moment, config: PipelineConfig, hole_us: int) -> None:
+    """Time moved on for one run."""
+    run = moment.run
+    if hole_us:
+        _forgive_hole(moment, hole_us)
+    for process in run.processes.values():
+        _rest(moment, process, config)
+    for number in sorted(run.attempts):
+        attempt = run.attempts[number]
+        if not finish_if_over(moment, attempt, config):
+            advance(moment, attempt, config)
+            _grace(moment, attempt, config)
+        tell_late(moment, attempt)
+    _tick_detection(moment)
+
+
+def _forgive_hole(moment: Moment, hole_us: int) -> None:
+    """Nobody watched: what was last seen before the hole counts as seen after it."""
+    run = moment.run
+    run.last_us = min(run.now_us, run.last_us + hole_us)
+    for process in run.processes.values():
+        process.last_seen_us = min(run.now_us, process.last_seen_us + hole_us)
+    for attempt in run.attempts.values():
+        for axis in attempt.axes.values():
+            moved = axis.watermark.moved_us
+            axis.watermark.moved_us = [min(run.now_us, at + hole_us) for at in moved]
+    if not run.ended:
+        text = f"nobody watched for {hole_us / 1e6:.1f} s: silence in that time is not counted"
+        _fact(moment, run.attempt, "hole", text, start=run.now_us - hole_us, end=run.now_us)
+
+
+def _rest(moment: Moment, process: Process, config: PipelineConfig) -> None:
+    """A process that was silent for the idle limit, or did not move on an axis, lets go of the watermark."""
+    if process.ended:
+        return
+    attempt = moment.run.attempts.get(process.attempt)
+    if attempt is None:
+        return
+    silent = moment.now_us - process.last_seen_us > config.idle_us
+    if silent and not process.idle:
+        process.idle = True
+        _fact(
+            moment,
+            attempt,
+            "process_idle",
+            f"process {process.name} (rank {process.rank}): nothing since {config.idle_us / 1e6:g} s",
+            process=process.name,
+            rank=process.rank,
+        )
+    for axis in attempt.axes.values():
+        mark = axis.watermark
+        if silent or moment.now_us - mark.moved_us[process.number] > config.idle_us:
+            mark.release(process.number)
+
+
+def _grace(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
+    """Ranks that never started stop counting, with one note."""
+    if attempt.grace_over or moment.now_us < attempt.started_us + config.start_grace_us:
+        return
+    attempt.grace_over = True
+    if attempt.world_size is None:
+        return
+    ranks = range(min(attempt.world_size, MAX_PROCESSES))
+    absent = [rank for rank in ranks if f"{attempt.world_role}/{rank}" not in attempt.seats]
+    if absent:
+        named = ", ".join(map(str, absent[:16])) + (", ..." if len(absent) > 16 else "")
+        text = f"{len(absent)} of {attempt.world_size} ranks never started: {named}"
+        _fact(moment, attempt, "missing", text, count=len(absent), detail={"ranks": absent[:256]})
+
+
+def tell_late(moment: Moment, attempt: Attempt) -> None:
+    """One fact per metric and axis for the late samples since the last time."""
+    told = sorted(attempt.late.items())
+    attempt.late = {}
+    for (axis, metric), (count, low, high) in told[: MAX_FACTS * 4]:
+        _fact(
+            moment,
+            attempt,
+            "late",
+            f"{metric or 'refused names'}: {count} samples came after their {axis} panes were closed; "
+            "they are stored and in no window",
+            metric=metric,
+            axis=axis,
+            start=low,
+            end=high + 1,
+            count=count,
+        )
+    if len(told) > MAX_FACTS * 4:
+        rest = told[MAX_FACTS * 4 :]
+        count = sum(told[0] for _, told in rest)
+        _fact(moment, attempt, "late", f"{len(rest)} further metrics: {count} samples were late", count=count)
+
+
+def _tick_detection(moment: Moment) -> None:
+    run = moment.run
+    attempt = run.attempt
+    if attempt.finished:
+        return
+    processes = [
+        Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
+        for _, p in sorted(run.processes.items())
+        if p.attempt == run.current
+    ]
+    moment.alerts(attempt, attempt.detection.tick(run.now_us, processes))
+
+
+def expire(moment: Moment, config: PipelineConfig) -> bool:
+    """Drops what gave no record for the expiry time; True when the whole run went."""
+    run = moment.run
+    if run.now_us - run.last_us > config.expire_us:
+        for number in sorted(run.attempts):
+            if not run.attempts[number].finished:
+                finish(moment, run.attempts[number], config)
+        return True
+    old = [
+        name
+        for name, p in run.processes.items()
+        if (p.ended or p.idle) and run.now_us - p.last_seen_us > config.expire_us
+    ]
+    for name in old:
+        process = run.processes.pop(name)
+        run.attempts[process.attempt].leave(process.number)
+    if old:
+        homes = {p.attempt for p in run.processes.values()}
+        for number in sorted(run.attempts):
+            if number != run.current and number not in homes:
+                if not run.attempts[number].finished:
+                    finish(moment, run.attempts[number], config)
+                del run.attempts[number]
+    return False
+
+
+# --- configuration -----------------------------------------------------------------------------------------
+
+
+def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
+    """The configuration of an event. Raises SettingsError when it cannot be used."""
+    try:
+        config = msgspec.json.decode(bytes(event.body), type=PipelineConfig)
+    except msgspec.DecodeError as error:
+        raise SettingsError("config", event.digest, f"{error}; the configuration before stays") from error
+    for spec in config.windows:
+        if spec.size <= 0 or spec.every <= 0 or spec.size % spec.every:
+            raise SettingsError("windows", spec, "size must be a positive multiple of every")
+        if spec.axis == "time" and plan("time", config.windows).pane < 1_000:
+            raise SettingsError("windows", spec, "time windows finer than 1 ms are not possible")
+        if spec.size // plan(spec.axis, config.windows).pane > 100_000:
+            raise SettingsError("windows", spec, "a window may span at most 100,000 panes: use a coarser hop")
+    make.detection(config)
+    make.triggers(config)
+    return config
+
+
+def apply_config(state: PartitionState, outbox: Outbox, offset: int, event: events.ConfigChanged, make: Factories) -> None:
+    """From here on the new configuration holds; axes whose windows changed start fresh panes."""
+    config = read_config(event, make)
+    before = state.config
+    state.config, state.config_digest, state.config_body = config, event.digest, bytes(event.body)
+    for run in state.runs.values():
+        moment = Moment(state, outbox, offset, run, run.now_us)
+        for number in sorted(run.attempts):
+            _reconfigure(moment, run.attempts[number], before, config, make)
+        if (before.triggers, before.suites) != (config.triggers, config.suites):
+            run.triggers = make.triggers(config, run.triggers.dump())
+        for process in run.processes.values():
+            process.maps.clear()
+        if not run.ended:
+            text = f"configuration {event.digest} holds from here on"
+            _fact(moment, run.attempt, "config", text, detail={"digest": event.digest})
+
+
+def _reconfigure(
+    moment: Moment, attempt: Attempt, before: PipelineConfig, config: PipelineConfig, make: Factories
+) -> None:
+    changed = [name for name in AXES if plan(name, before.windows) != plan(name, config.windows)]
+    for name in changed:
+        old = attempt.axes[name]
+        highest = old.open.highest()
+        boundary = old.closed if highest is None else max(old.closed, highest + 1)
+        presence = attempt.presence(old, moment.now_us, before.start_grace_us)
+        close(moment, attempt, [Closing(name, boundary, presence)], flush=True)
+        attempt.axes[name] = _fresh_axis(old, name, config)
+    for axis in attempt.axes.values():
+        axis.watermark.lateness_us = config.allowed_lateness_us
+    if (before.detectors, before.rules) != (config.detectors, config.rules):
+        moment.alerts(attempt, attempt.detection.end(moment.now_us))
+        attempt.detection = make.detection(config)
+        attempt.watched = attempt.detection.per_rank()
+
+
+def _fresh_axis(old: AxisState, name: configuration.Axis, config: PipelineConfig) -> AxisState:
+    """New panes under the old watermark; windows of a spec that stays are not put out twice."""
+    fresh = AxisState(plan(name, config.windows), old.watermark)
+    out = dict(zip(old.plan.specs, old.out, strict=True))
+    fresh.out = [out.get(spec) for spec in fresh.plan.specs]
+    value = old.watermark.value
+    if value is not None:
+        fresh.closed = value // fresh.plan.pane
+    return fresh
+
+
+def _fact(moment: Moment, attempt: Attempt, what: events.FactKind, text: str, **fields: object) -> None:
+    moment.outbox.fact(
+        moment.offset, moment.run.name, attempt.number, what, moment.now_us, text, **fields
+    )
+
+

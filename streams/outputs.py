@@ -1,0 +1,175 @@
+"""Collects what one call of ``step`` puts out, with ids made from the input position, in the order of the log."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from driftline import events, window_rows
+from driftline.records import Output, OutputId, Record
+from driftline.streams.aggregates import I64, popcount
+from driftline.streams.participants import Presence, Series, expected
+from driftline.streams.views import AlertChange
+from driftline.streams.windowing import STANDARD_QUANTILES, WindowCells
+from driftline.topics import TopicName
+
+MAX_KEPT_BYTES = 64 * 1024
+READER = "pipeline"
+
+
+class Outbox:
+    """Outputs of a batch; ids count up within each input record."""
+
+    def __init__(self, topic_uuid: str, partition: int) -> None:
+        self.topic_uuid = topic_uuid
+        self.partition = partition
+        self._next: dict[int, int] = {}
+        self._outputs: list[tuple[int, int, Output]] = []
+
+    def claim(self, offset: int) -> OutputId:
+        ordinal = self._next.get(offset, 0)
+        self._next[offset] = ordinal + 1
+        return OutputId(self.topic_uuid, self.partition, offset, ordinal)
+
+    def put(self, topic: TopicName, run: str, value: bytes, made: OutputId) -> None:
+        self._outputs.append((made.offset, made.ordinal, Output(topic, run, value, made)))
+
+    def fact(
+        self,
+        offset: int,
+        run: str,
+        attempt: int,
+        what: events.FactKind,
+        time_us: int,
+        text: str,
+        **fields: Any,
+    ) -> None:
+        made = self.claim(offset)
+        fact = events.Fact(
+            id=str(made), run=run, attempt=attempt, what=what, time_us=time_us, text=text, **fields
+        )
+        self.put("facts", run, events.encode(fact), made)
+
+    def alert(self, offset: int, run: str, attempt: int, time_us: int, change: AlertChange) -> None:
+        made = self.claim(offset)
+        fields = change._asdict()
+        for name in ("value", "expected", "score"):
+            if fields[name] is not None:
+                fields[name] = events.number(float(fields[name]))
+        alert = events.Alert(id=str(made), run=run, attempt=attempt, time_us=time_us, **fields)
+        self.put("alerts", run, events.encode(alert), made)
+
+    def dead_letter(self, topic: TopicName, record: Record, reason: str) -> None:
+        value = record.value or b""
+        letter = events.DeadLetter(
+            topic=topic,
+            partition=record.partition,
+            offset=record.offset,
+            reason=reason,
+            reader=READER,
+            time_us=record.time_ms * 1000,
+            value=value[:MAX_KEPT_BYTES],
+            size=len(value),
+        )
+        self.put("dead-letter", "", events.encode(letter), self.claim(record.offset))
+
+    def sorted(self) -> list[Output]:
+        return [output for _, _, output in sorted(self._outputs, key=lambda item: item[:2])]
+
+
+class WindowBlock(NamedTuple):
+    """Windows of one spec that one record closed."""
+
+    axis: str
+    attempt: int
+    series: Series
+    cells: WindowCells
+    presence: Presence
+
+
+def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]) -> None:
+    """One output with the rows of all blocks."""
+    if not blocks:
+        return
+    parts = [_columns(run, block) for block in blocks]
+    columns = {
+        name: parts[0][name] if len(parts) == 1 else pa.concat_arrays([part[name] for part in parts])
+        for name in parts[0]
+    }
+    made = outbox.claim(offset)
+    outbox.put("windows", run, window_rows.encode(columns, made), made)
+
+
+def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
+    cells, series = block.cells, block.series
+    number = len(cells.start)
+    empty = cells.count == cells.nan + cells.inf
+    unweighted = np.isnan(cells.mean) & ~(cells.weight > 0)
+    mask = block.presence.mask(cells.start, cells.end)
+    should = expected(series, cells.series, cells.bits, mask, block.presence.awaited)
+
+    def same(value: object, kind: pa.DataType) -> pa.Array:
+        return pa.repeat(pa.scalar(value, kind), number)
+
+    def floats(values: np.ndarray, missing: np.ndarray) -> pa.Array:
+        return pa.array(values, pa.float64(), mask=missing)
+
+    def ranks(values: np.ndarray) -> pa.Array:
+        return pa.array(values, pa.int32(), mask=empty | (values < 0))
+
+    text = pa.array(cells.series, pa.int64())
+    return {
+        "run": same(run, pa.utf8()),
+        "attempt": same(block.attempt, pa.int32()),
+        "axis": same(block.axis, pa.utf8()),
+        "start": pa.array(cells.start),
+        "end": pa.array(cells.end),
+        "group": pa.array(series.groups, pa.utf8()).take(text),
+        "metric": pa.array(series.metrics, pa.utf8()).take(text),
+        "revision": same(0, pa.int32()),
+        "count": pa.array(cells.count),
+        "weight": pa.array(cells.weight),
+        "nan": pa.array(cells.nan),
+        "inf": pa.array(cells.inf),
+        "mean": floats(cells.mean, unweighted),
+        "std": floats(cells.std, unweighted),
+        "min": floats(cells.min, empty),
+        "min_rank": ranks(cells.min_rank),
+        "max": floats(cells.max, empty),
+        "max_rank": ranks(cells.max_rank),
+        "first": pa.array(cells.first),
+        "last": pa.array(cells.last),
+        **{
+            f"p{round(q * 100)}": floats(cells.quantiles[q], np.isnan(cells.quantiles[q]))
+            for q in STANDARD_QUANTILES
+        },
+        "quantiles": _named(cells, number),
+        "present": pa.array(popcount(np.ascontiguousarray(cells.bits)).astype(np.int32)),
+        "expected": pa.array(should.astype(np.int32)),
+    }
+
+
+def quantile_name(quantile: float) -> str:
+    """
+    >>> quantile_name(0.999), quantile_name(0.1)
+    ('p99.9', 'p10')
+    """
+    return f"p{quantile * 100:.10g}"
+
+
+def _named(cells: WindowCells, number: int) -> pa.Array:
+    """The map of the quantiles that were asked for by name; empty where none was."""
+    further = sorted(q for q in cells.quantiles if q not in STANDARD_QUANTILES)
+    kind = pa.map_(pa.utf8(), pa.float64())
+    if not further:
+        offsets: I64 = np.zeros(number + 1, np.int64)
+        none = pa.array([], pa.utf8()), pa.array([], pa.float64())
+        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *none).cast(kind)
+    table = np.stack([cells.quantiles[q] for q in further], axis=1)
+    given = ~np.isnan(table)
+    offsets = np.concatenate([[0], np.cumsum(given.sum(axis=1))])
+    names = pa.array([quantile_name(q) for q in further], pa.utf8())
+    keys = names.take(pa.array(np.nonzero(given)[1]))
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, pa.array(table[given])).cast(kind)

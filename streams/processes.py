@@ -1,0 +1,181 @@
+"""What a record of a process does to its run: first sight, duplicates, holes, liveness, the series it gives."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from driftline import frames
+from driftline.config import PipelineConfig
+from driftline.streams.aggregates import I64
+from driftline.streams.attempts import MAX_PROCESSES, MAX_RUNS, Attempt, PartitionState, Process, Run, seat_of
+from driftline.streams.closing import Moment
+from driftline.streams.dedup import admit
+from driftline.streams.outputs import Outbox
+from driftline.streams.participants import FrameMap
+from driftline.streams.views import Detection, TriggerState
+
+FRAME_LEAD_US = 2_000_000
+"""A frame moves "now" at most so far past the last tick."""
+MAX_AHEAD_US = 3_600_000_000
+"""A record time further past the last tick than this is not the broker's: Kafka itself refuses such records."""
+MAX_MAPS = 64
+GROUP_KINDS = ("rank", "host", "role")
+
+
+class Factories(Protocol):
+    """Makes detectors and triggers of a run."""
+
+    def detection(self, config: PipelineConfig, dumped: object | None = None) -> Detection: ...
+
+    def triggers(self, config: PipelineConfig, dumped: object | None = None) -> TriggerState: ...
+
+
+def record_time(state: PartitionState, time_us: int) -> int:
+    """A record's time, unless it cannot be a broker's."""
+    tick = state.last_tick_us
+    return tick + FRAME_LEAD_US if tick is not None and time_us > tick + MAX_AHEAD_US else time_us
+
+
+def run_of(
+    state: PartitionState, outbox: Outbox, offset: int, name: str, time_us: int, make: Factories
+) -> Run | None:
+    """The run, made if new, its "now" moved to the record; None where the bound on runs forbids it."""
+    if state.last_tick_us is not None:
+        time_us = min(time_us, state.last_tick_us + FRAME_LEAD_US)
+    run = state.runs.get(name)
+    if run is None:
+        if len(state.runs) >= MAX_RUNS:
+            _refuse_run(state, outbox, offset, name, time_us)
+            return None
+        now_us = time_us if state.last_tick_us is None else max(time_us, state.last_tick_us)
+        run = Run(name, now_us, now_us, make.triggers(state.config))
+        state.runs[name] = run
+        state.count("runs")
+        run.triggers.started(now_us)
+        outbox.fact(offset, name, 0, "run_started", now_us, f"run {name} started")
+        open_attempt(state, run, make)
+    run.now_us = max(run.now_us, time_us)
+    return run
+
+
+def _refuse_run(state: PartitionState, outbox: Outbox, offset: int, name: str, time_us: int) -> None:
+    state.count("records_of_refused_runs")
+    if not state.runs_refused_told:
+        state.runs_refused_told = True
+        text = f"more than {MAX_RUNS} live runs in one partition: this one gets no windows; use more partitions"
+        outbox.fact(offset, name, 0, "refused", time_us, text)
+
+
+def open_attempt(state: PartitionState, run: Run, make: Factories) -> Attempt:
+    run.current += 1
+    attempt = Attempt(run.current, run.now_us, make.detection(state.config), state.config)
+    run.attempts[run.current] = attempt
+    run.ended = False
+    return attempt
+
+
+def join(run: Run, attempt: Attempt, name: str) -> Process:
+    """Makes a process of the attempt."""
+    process = Process(name, attempt.number, attempt.join(name, run.now_us), last_seen_us=run.now_us)
+    run.processes[name] = process
+    attempt.finished = False
+    return process
+
+
+def counts(moment: Moment, process: Process, seq: int) -> bool:
+    """Whether a record of a known process is new; notes holes and that the process lives."""
+    verdict = admit(process.seq, seq)
+    if verdict.duplicate:
+        moment.state.count("duplicates")
+        return False
+    process.seq = seq
+    if verdict.hole is not None:
+        start, end = verdict.hole
+        moment.state.count("holes")
+        moment.outbox.fact(
+            moment.offset,
+            moment.run.name,
+            process.attempt,
+            "gap",
+            moment.now_us,
+            f"process {process.name}: records {start} to {end - 1} are not in the log",
+            process=process.name,
+            rank=process.rank,
+            start=start,
+            end=end,
+            count=end - start,
+        )
+    lives(moment.run, process, moment.now_us)
+    return True
+
+
+def lives(run: Run, process: Process, now_us: int) -> None:
+    process.last_seen_us = max(process.last_seen_us, now_us)
+    run.last_us = max(run.last_us, now_us)
+    process.idle = False
+    attempt = run.attempts[process.attempt]
+    if process.ended:  # it said that it ended, and goes on
+        process.ended = False
+        attempt.left[process.number] = False
+    if attempt.finished:
+        attempt.finished = False
+        if process.attempt == run.current:
+            run.ended = False
+
+
+def first_frame(run: Run, frame: frames.Frame) -> Process | None:
+    """A process whose start the log does not show: it belongs to the current attempt, as a trainer."""
+    if len(run.processes) >= MAX_PROCESSES:
+        return None
+    process = join(run, run.attempt, frame.process)
+    process.rank = frame.rank
+    seat = seat_of(process.role, process.rank)
+    if seat is not None:
+        run.attempt.seats.setdefault(seat, process.name)
+    return process
+
+
+def map_names(
+    config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame, key: tuple[str, ...]
+) -> tuple[FrameMap, list[tuple[int, int]]]:
+    """The series of a frame's names, and the (series, process) pairs that are new with it.
+
+    Names that no sample uses give no series. New pairs are not noted yet: frames that wait are of before.
+    """
+    used = np.zeros(len(frame.names), np.bool_)
+    used[frame.metric] = True
+    chosen = np.flatnonzero(used).tolist()
+    table = attempt.series
+    whole = np.full(len(frame.names), -1, np.int64)
+    for at in chosen:
+        whole[at] = table.find("", frame.names[at], public=True)
+    groups: list[I64 | None] = []
+    for label, public, hidden in _groups(config, attempt, process, frame):
+        ids = np.full(len(frame.names), -1, np.int64)
+        for at in chosen:
+            name = frame.names[at]
+            if label and whole[at] >= 0 and (name in public or name in hidden):
+                ids[at] = table.find(label, name, public=name in public)
+        groups.append(ids if (ids >= 0).any() else None)
+    found = FrameMap(whole, tuple(groups))
+    every = np.concatenate([whole, *(ids for ids in groups if ids is not None)])
+    pairs = [(series, process.number) for series in every[every >= 0].tolist()]
+    if len(chosen) == len(frame.names):
+        if len(process.maps) >= MAX_MAPS:
+            process.maps.clear()
+        process.maps[key] = found
+    return found, pairs
+
+
+def _groups(
+    config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame
+) -> list[tuple[str, frozenset[str], frozenset[str]]]:
+    """Per kind: label of this process, metrics whose windows go out, metrics only for detectors."""
+    rank = process.rank if frame.rank is None else frame.rank
+    return [
+        ("" if rank is None else f"rank={rank}", frozenset(config.per_rank), attempt.watched),
+        (f"host={process.host}" if process.host else "", frozenset(config.per_host), frozenset()),
+        (f"role={process.role}" if process.role else "", frozenset(config.per_role), frozenset()),
+    ]
