@@ -31,10 +31,12 @@ class PartDied(DriftlineError):
 class Part:
     """One process."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, *, finite: bool) -> None:
         self.name = name
         self.process = process
         self.log = log
+        self.finite = finite
+        """It may end by itself, with exit code 0."""
 
     @property
     def code(self) -> int | None:
@@ -56,7 +58,14 @@ class Parts:
         self._running: list[Part] = []
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, arguments: Sequence[str], **environment: str) -> Part:
+    def start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        finite: bool = False,
+    ) -> Part:
         """Starts ``python ARGUMENTS``, output to ``NAME.log``."""
         log = self._logs / f"{name}.log"
         with log.open("ab") as stream:
@@ -65,18 +74,18 @@ class Parts:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env={**self._environment, **environment},
+                env={**self._environment, **(environment or {})},
                 start_new_session=True,
                 preexec_fn=_end_with_parent() if sys.platform == "linux" else None,
             )
-        part = Part(name, process, log)
+        part = Part(name, process, log, finite=finite)
         self._running.append(part)
         return part
 
     def check(self) -> None:
-        """Raises PartDied if a part ended without being told to, except in order (exit code 0)."""
+        """Raises PartDied if a part ended without being told to."""
         for part in self._running:
-            if part.code not in (None, 0):
+            if part.code is not None and not (part.finite and part.code == 0):
                 raise part.died()
 
     def stop(self, parts: Sequence[Part], *, seconds: float = STOP_SECONDS) -> list[Part]:

@@ -1,0 +1,225 @@
+"""The curves of a run as one picture: PNG bytes, or SVG that takes its ink from the page around it.
+
+Marks on the curves are what the detectors said (``alerts``), not what the demonstration knows to have caused.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from driftline.demo.findings import Findings, Score, Series
+
+LOSS, MATCH, ACCURACY, LENGTH, PERPLEXITY = "#2f7ed8", "#8aa4bf", "#1f9d74", "#8a63c9", "#b8772f"
+RANKS = ("#7aa6d6", "#5aa88f", "#c98a3c", "#9c83c4", "#7d8c99", "#b07a8c", "#8f9a4b", "#4f9aa8")
+ALERT, SLOW, BUSY = "#d1495b", "#d1495b", "#c9a227"
+INK, FAINT = "#1f2933", "#c9d1d9"
+_INK_SENTINEL, _FAINT_SENTINEL = "#010203", "#040506"
+_STYLE: Any = {
+    "font.size": 10,
+    "font.family": ["DejaVu Sans"],
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "driftline",
+}
+
+
+class Ink(NamedTuple):
+    """Colours of text and of lines that stand back."""
+
+    strong: str
+    faint: str
+
+
+def png(found: Findings) -> bytes:
+    """The picture on white, 150 dots per inch."""
+    return _saved(found, Ink(INK, FAINT), "png", facecolor="white", dpi=150)
+
+
+def svg(found: Findings) -> str:
+    """An ``<svg>`` element whose text and axes have the CSS colours ``--ink`` and ``--faint`` of the page."""
+    text = _saved(found, Ink(_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
+    text = text[text.index("<svg") :].replace(_INK_SENTINEL, "var(--ink)")
+    text = text.replace(_FAINT_SENTINEL, "var(--faint)")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
+
+
+def _saved(found: Findings, ink: Ink, form: str, **options: Any) -> bytes:
+    with _style(ink):
+        target = io.BytesIO()
+        metadata = {"Date": None} if form == "svg" else None
+        draw(found, ink).savefig(target, format=form, metadata=metadata, **options)
+        return target.getvalue()
+
+
+@contextmanager
+def _style(ink: Ink) -> Iterator[None]:
+    colours: Any = dict.fromkeys(
+        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink.strong
+    )
+    with matplotlib.rc_context({**_STYLE, **colours}):
+        yield
+
+
+def draw(found: Findings, ink: Ink) -> Figure:
+    """Six panels over the training steps."""
+    figure = Figure(figsize=(12.5, 11.2), layout="constrained")
+    grid = figure.subplots(3, 2, sharex=True)
+    _loss(grid[0][0], found)
+    _accuracy(grid[0][1], found)
+    _forward(grid[1][0], found)
+    _length(grid[1][1], found)
+    _step_time(grid[2][0], found)
+    _perplexity(grid[2][1], found)
+    for axes in grid.flat:
+        axes.grid(color=ink.faint, linewidth=0.6, alpha=0.7)
+        axes.set_axisbelow(True)
+        axes.set_xlim(0, max(found.last_step, 1) * 1.01)
+    for axes in grid[-1]:
+        axes.set_xlabel("training step")
+    return figure
+
+
+def _loss(axes: Axes, found: Findings) -> None:
+    curve = found.curves["loss"]
+    axes.set_title("Loss, mean over ranks weighted by tokens")
+    axes.set_yscale("log")
+    if not len(curve.step):
+        return
+    axes.fill_between(curve.step, curve.low, curve.high, color=LOSS, alpha=0.18, linewidth=0)
+    axes.plot(curve.step, curve.mean, color=LOSS, linewidth=1.2, label="mean; band: lowest to highest rank")
+    for alert in found.alerts:
+        if alert.metric == "loss" and alert.step is not None:
+            _span(axes, alert.step, alert.last_step)
+            near = curve.mean[np.searchsorted(curve.step, alert.step) :][:30]
+            top = float(near.max()) if len(near) else float(curve.mean.max())
+            _note(axes, alert.step, top, f"{alert.rule}\nstep {alert.step}")
+    axes.legend(loc="lower left")
+
+
+def _accuracy(axes: Axes, found: Findings) -> None:
+    axes.set_title("Accuracy on held-out sums, 95 % interval")
+    curve = found.curves["exact_match"]
+    if len(curve.step):
+        smooth = _smooth(curve.mean, 15)
+        axes.plot(curve.step, smooth, color=MATCH, linewidth=1.2, label="training batches, teacher-forced")
+    _scored(axes, found.scores.get("accuracy", []), ACCURACY, "held-out sums, generated")
+    axes.set_ylim(-0.03, 1.05)
+    axes.legend(loc="lower right")
+
+
+def _length(axes: Axes, found: Findings) -> None:
+    axes.set_title("Response length on held-out sums, tokens")
+    scores = found.scores.get("response_length", [])
+    _scored(axes, scores, LENGTH, "mean, 95 % interval")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right")
+
+
+def _perplexity(axes: Axes, found: Findings) -> None:
+    axes.set_title("Perplexity of the right answers, held-out")
+    _scored(axes, found.scores.get("perplexity", []), PERPLEXITY, "by token, 95 % interval")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.legend(loc="upper right")
+
+
+def _forward(axes: Axes, found: Findings) -> None:
+    axes.set_title("Forward pass by rank, median of 10 steps, ms")
+    slow = {a.rank: a for a in found.alerts if a.detector == "slow_rank" and a.rank is not None}
+    top = 0.0
+    for rank, (step, seconds) in found.forward_by_rank.items():
+        at, median = _medians(step, seconds * 1000, 10)
+        top = max(top, float(np.quantile(median, 0.995)) if len(median) else 0.0)
+        marked = rank in slow
+        axes.plot(
+            at,
+            median,
+            color=SLOW if marked else RANKS[rank % len(RANKS)],
+            linewidth=2.0 if marked else 1.1,
+            zorder=3 if marked else 2,
+            label=f"rank {rank}",
+        )
+    axes.set_ylim(0, top * 1.3 or 1)
+    for marked_rank, alert in slow.items():
+        if alert.step is not None:
+            _span(axes, alert.step, alert.last_step)
+            _note(axes, alert.step, top, f"{alert.rule}\nrank {marked_rank}, step {alert.step}")
+    axes.legend(loc="upper right", ncols=2)
+
+
+def _step_time(axes: Axes, found: Findings) -> None:
+    axes.set_title("Time of a step on rank 0, median of 10 steps, ms")
+    step, seconds = found.step_seconds
+    at, median = _medians(step, seconds * 1000, 10)
+    axes.plot(at, median, color=LOSS, linewidth=1.2, label="step")
+    if len(median):
+        axes.set_ylim(0, float(np.quantile(median, 0.99)) * 1.35)
+    for index, (first, last) in enumerate(found.toll.during):
+        label = "an evaluation was running" if index == 0 else None
+        axes.axvspan(first - 0.5, last + 0.5, color=BUSY, alpha=0.3, linewidth=0, label=label)
+    axes.legend(loc="upper right")
+
+
+def _scored(axes: Axes, scores: list[Score], colour: str, label: str) -> None:
+    if not scores:
+        return
+    step, value, low, high = (np.array(column, dtype=float) for column in zip(*scores, strict=True))
+    below, above = np.nan_to_num(value - low).clip(min=0), np.nan_to_num(high - value).clip(min=0)
+    axes.errorbar(
+        step, value, yerr=[below, above], color=colour, marker="o", markersize=4.5, capsize=3, label=label
+    )
+
+
+def _span(axes: Axes, first: int, last: int | None) -> None:
+    axes.axvspan(first, max(last or first, first + 3), color=ALERT, alpha=0.16, linewidth=0)
+
+
+def _note(axes: Axes, step: int, value: float, text: str) -> None:
+    axes.annotate(
+        text,
+        (step, value),
+        xytext=(-8, 8),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=9,
+        color=ALERT,
+        annotation_clip=False,
+    )
+
+
+def _smooth(values: Series, width: int) -> Series:
+    """Mean over the last ``width`` values."""
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    starts = np.maximum(np.arange(1, len(values) + 1) - width, 0)
+    ends = np.arange(1, len(values) + 1)
+    smooth: Series = (sums[ends] - sums[starts]) / (ends - starts)
+    return smooth
+
+
+def _medians(step: Series, values: Series, width: int) -> tuple[Series, Series]:
+    """Medians of groups of ``width`` steps, at their middles."""
+    if not len(step):
+        return step, values
+    group = step // width
+    places = np.unique(group)
+    return places * width + width / 2, np.array([np.median(values[group == place]) for place in places])

@@ -1,0 +1,129 @@
+"""What a run of the demonstration found, at its end: tables to read, a picture, a page, SQL to try."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+
+from driftline.demo import figure, page
+from driftline.demo.findings import Findings, find
+from driftline.demo.questions import Answer, ask, questions
+from driftline.demo.wording import open_for, rank_of, steps_of, toll_lines, with_interval
+
+ROWS_MAX = 14
+"""Rows of an answer that are printed."""
+
+
+def present(root: Path, run: str, *, console: Console) -> None:
+    """Prints the summary, writes ``report.png`` and ``report.html`` beside the run's other files.
+
+    Raises:
+        BadData: the run is not in the tables.
+    """
+    found = find(root, run)
+    answers = ask(root, questions(run))
+    folder = root / "runs" / run
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.png").write_bytes(figure.png(found))
+    (folder / "report.html").write_text(page.html(found, answers), encoding="utf-8")
+    _print(found, answers, folder, console)
+
+
+def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Console) -> None:
+    def say(text: str = "") -> None:
+        console.print(text, highlight=False)
+
+    say()
+    say(
+        f"[bold]Run {found.run}[/]: {found.ranks} ranks, {found.last_step} steps in {found.seconds:.0f} s, "
+        f"{found.samples:,} samples, {found.checkpoints} checkpoints, {found.evaluations} evaluations, "
+        f"{len(found.alerts)} alerts"
+    )
+    say("\n[bold]Evaluations[/]")
+    console.print(_evaluations(found))
+    say("\n[bold]Alerts[/]")
+    console.print(_alerts(found))
+    say("\n[bold]Time that evaluation took from training[/]")
+    for line in toll_lines(found.toll):
+        console.print(Padding(line, (0, 0, 0, 2)), highlight=False)
+    say("\n[bold]Three questions to the tables[/]")
+    for answer in answers:
+        _print_answer(answer, console)
+    root = _relative(found.root)
+    say("[bold]Ask your own[/], with nothing else running:")
+    say(f'  driftline sql --root {root} "SELECT * FROM run_summary"')
+    say(f"  duckdb -readonly {root}/catalog.duckdb   [dim](or any other DuckDB client)[/]")
+    say()
+    for what, path in (
+        ("The curves", folder / "report.png"),
+        ("The report", folder / "report.html"),
+        ("Logs of all processes", found.root / "logs" / found.run),
+    ):
+        console.print(f"{what}: [bold]{escape(_relative(path))}[/]", highlight=False, soft_wrap=True)
+
+
+def _evaluations(found: Findings) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in ("step", "accuracy [95 % interval]", "", "response length", "perplexity"):
+        table.add_column(column, justify="right" if column in ("step", "perplexity") else "left")
+    accuracy, length, perplexity = (
+        {score.step: score for score in found.scores.get(metric, [])}
+        for metric in ("accuracy", "response_length", "perplexity")
+    )
+    for step in sorted({*accuracy, *length, *perplexity}):
+        table.add_row(
+            str(step),
+            with_interval(accuracy[step]) if step in accuracy else "-",
+            "█" * round(20 * accuracy[step].value) if step in accuracy else "",
+            with_interval(length[step], 2) if step in length else "-",
+            f"{perplexity[step].value:.3f}" if step in perplexity else "-",
+        )
+    return table
+
+
+def _alerts(found: Findings) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in ("alert", "severity", "rank", "steps", "open for", "what"):
+        table.add_column(column, overflow="fold")
+    for alert in found.alerts:
+        table.add_row(
+            alert.rule,
+            alert.severity,
+            rank_of(alert),
+            steps_of(alert),
+            open_for(alert),
+            escape(alert.explanation),
+        )
+    if not found.alerts:
+        table.add_row("none", "", "", "", "", "")
+    return table
+
+
+def _print_answer(answer: Answer, console: Console) -> None:
+    console.print(Padding(answer.question.asks, (1, 0, 0, 2)), highlight=False)
+    if console.is_terminal:
+        code = Syntax(answer.question.sql, "sql", background_color="default", word_wrap=True)
+        console.print(Padding(code, (0, 0, 0, 4)))
+    else:
+        console.print(Padding(escape(answer.question.sql), (0, 0, 0, 4)), highlight=False)
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for column in answer.columns:
+        table.add_column(column, justify="right")
+    for row in answer.rows[:ROWS_MAX]:
+        table.add_row(*map(escape, row))
+    if len(answer.rows) > ROWS_MAX:
+        table.add_row(f"and {len(answer.rows) - ROWS_MAX} more")
+    console.print(Padding(table, (0, 0, 1, 4)))
+
+
+def _relative(path: Path) -> str:
+    """The path as one would type it here."""
+    text = os.path.relpath(path)
+    return str(path) if text.startswith("..") else text
