@@ -122,8 +122,8 @@ def _outcomes(loaded: LoadedSuite, backend: Backend, progress: Progress) -> _Fou
         for item, answer in zip(loaded.items, raw, strict=True)
         if isinstance(item, Question)
     ]
-    if errors and not any(outcome.status in JUDGED for outcome in outcomes):
-        raise errors[0]
+    if errors and len(errors) == sum(answer.finish == "stop" for answer in raw):
+        raise errors[0]  # no answer was graded: that is no number
     return _Found(outcomes, raw, last_line(errors[0]) if errors else "")
 
 

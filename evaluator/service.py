@@ -23,11 +23,12 @@ from driftline.clock import Clock, SystemClock
 from driftline.errors import SettingsError
 from driftline.evaluator import suites
 from driftline.evaluator.desk import Desk
-from driftline.evaluator.job import Runner, Stopped, SuiteShelf
+from driftline.evaluator.evaluation import last_line
+from driftline.evaluator.job import Job, Runner, Stopped, SuiteShelf
 from driftline.evaluator.link import GOODBYE_US, Link
-from driftline.evaluator.parcels import pack
+from driftline.evaluator.parcels import Delivery, pack
 from driftline.evaluator.transport import Connect, KafkaTransport
-from driftline.events import EvalResult, Lease
+from driftline.events import EvalOutcome, EvalResult, Lease
 from driftline.settings import Settings
 
 log = logging.getLogger("driftline.evaluator")
@@ -122,20 +123,26 @@ class Service:
         shown = ", ".join(f"{metric.name} {metric.value}" for metric in outcome.metrics) or outcome.reason
         log.info(
             "%s of step %s: %s, %s (%.1f s)",
-            lease.suite.name,
-            step,
-            outcome.status,
-            shown,
-            outcome.cost.seconds,
+            *(lease.suite.name, step, outcome.status, shown, outcome.cost.seconds),
         )
-        result = EvalResult(
+        self.desk.put(self._pack(lease, job))
+
+    def _pack(self, lease: Lease, job: Job) -> Delivery:
+        try:
+            return pack(lease, self._result(lease, job.outcome), job.items)
+        except Exception as error:  # noqa: BLE001 -- suite code gave values that JSON has not
+            reason = f"the suite gave something that cannot be written as JSON: {last_line(error)}"
+            failed = EvalOutcome(status="failed", reason=reason, cost=job.outcome.cost)
+            return pack(lease, self._result(lease, failed), [])
+
+    def _result(self, lease: Lease, outcome: EvalOutcome) -> EvalResult:
+        return EvalResult(
             evaluator=self._evaluator,
             lease=lease.lease,
             request=lease.request,
             time_us=self._clock.now_us(),
             outcome=outcome,
         )
-        self.desk.put(pack(lease, result, job.items))
 
     def _progress(self, done: int, total: int) -> None:
         if not self.desk.sign_of_life(done, total):

@@ -53,7 +53,9 @@ def t95(degrees: int) -> float:
     if degrees <= len(_T95):
         return _T95[degrees - 1]
     z, n = Z95, degrees
-    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return z + (z**3 + z) / (4 * n) + second + third
 
 
 def proportion(successes: int, count: int) -> Estimate:

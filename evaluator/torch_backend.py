@@ -60,7 +60,7 @@ class TorchBackend:
         return cls(model, start=suite.start, **common)
 
     def describe(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"backend": "torch", "device": self._device, "torch": torch.__version__}
+        told: dict[str, Any] = {"backend": "torch", "device": self._device, "torch": str(torch.__version__)}
         parameters = getattr(self._model, "parameters", None)
         if callable(parameters):
             told["dtype"] = sorted({str(p.dtype).removeprefix("torch.") for p in parameters()})

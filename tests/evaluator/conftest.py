@@ -117,6 +117,12 @@ class Tiny:
     write = staticmethod(write_checkpoint)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny tensors gain nothing from threads, and tests share the machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny() -> type[Tiny]:
     return Tiny
