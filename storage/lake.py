@@ -27,8 +27,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
-COMPACT_FILES = 48
-"""A table is compacted when it has so many more files than after the last compaction."""
+COMPACT_FILES = 32
+"""A table is compacted when it has so many more files than after the last compaction: each file in a table
+costs every commit about 0.25 ms [measured], so without it the 200th flush took six times the first."""
+KEEP_HOURS = 1
+"""Files that compaction replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
 _ROW_GROUP = 256 * 1024
 _BAD_CHARACTERS = frozenset("[]^|\\%")
@@ -109,10 +112,13 @@ class Lake:
         except (DeltaError, OSError) as error:
             raise Unavailable(f"table {name} in {self.root} cannot be written: {error}") from error
 
-    def compact(self, name: TableName, *, at_least: int = COMPACT_FILES) -> bool:
+    def compact(
+        self, name: TableName, *, at_least: int = COMPACT_FILES, keep_hours: int = KEEP_HOURS
+    ) -> bool:
         """Merges small files if there are ``at_least`` more than after the last time; says if it did.
 
-        Rows, positions and the files of running readers stay. Harmless if another writer does the same.
+        Rows and positions stay, and for ``keep_hours`` the old files of running readers. Harmless if another
+        writer does the same. Raises Unavailable if the folder cannot be written.
         """
         handle = self._handles[name]
         count = len(handle.file_uris())
@@ -120,6 +126,7 @@ class Lake:
             return False
         try:
             handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=writer_properties(name))
+            handle.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
         except CommitFailedError:
             self._handles[name] = self._open(name)  # someone else compacted: fine
         except (DeltaError, OSError) as error:

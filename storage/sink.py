@@ -229,6 +229,9 @@ class Sink:
         self._rows = Rows(read_seen(self._lake, uuids[telemetry], starts))
         self._rows.counts = counts
         self._waiting_since = None
+        self._last_heard = self._clock.steady_us()
+        if self._trouble is None:
+            self._say(f"sink: reading from {self._kafka.bootstrap} into {self._lake.root}")
 
     def _start(self, spot: Any, oldest: int) -> int:
         """The offset to read a partition from."""

@@ -1,0 +1,205 @@
+"""The tables on disk: positions and rows move together, NaN can be found, small files become few."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from driftline.errors import BadData, SettingsError
+from driftline.storage.lake import Conflict, Lake, read_files
+from driftline.storage.tables import TABLES
+
+
+def facts(*texts: str) -> pa.Table:
+    schema = TABLES["facts"].schema
+    columns = {field.name: pa.nulls(len(texts), field.type) for field in schema}
+    return pa.table(columns | {"text": pa.array(texts)}, schema=schema)
+
+
+def stored(root: Path) -> list[str]:
+    return sorted(
+        text for file in read_files(root)["facts"] for text in pq.read_table(file).column("text").to_pylist()
+    )
+
+
+def test_one_commit_moves_the_positions_of_several_partitions(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.commit("facts", facts("a", "b"), {"u/0": -1, "u/1": -1}, {"u/0": 5, "u/1": 9})
+    for again in (lake, Lake(tmp_path)):
+        assert [again.version("facts", app) for app in ("u/0", "u/1", "u/2")] == [5, 9, -1]
+    assert stored(tmp_path) == ["a", "b"]
+
+
+def test_an_empty_commit_moves_positions_without_a_file(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.commit("facts", None, {"u/0": -1}, {"u/0": 7})
+    lake.commit("facts", None, {"u/0": 7}, {"u/0": 8})
+    assert Lake(tmp_path).version("facts", "u/0") == 8
+    assert lake.files("facts") == []
+
+
+@pytest.mark.parametrize("rows", [facts("late"), None], ids=["rows", "empty"])
+def test_of_two_writers_that_loaded_the_same_state_only_one_lands(tmp_path: Path, rows: Any) -> None:
+    first, zombie = Lake(tmp_path), Lake(tmp_path)
+    first.commit("facts", facts("a"), {"u/0": -1, "u/1": -1}, {"u/0": 5, "u/1": 5})
+    with pytest.raises(Conflict):
+        zombie.commit("facts", rows, {"u/1": -1, "u/2": -1}, {"u/1": 3, "u/2": 3})
+    assert stored(tmp_path) == ["a"]
+    assert Lake(tmp_path).version("facts", "u/2") == -1
+
+
+def test_a_handle_that_moved_past_anothers_commit_does_not_let_rows_in_twice(tmp_path: Path) -> None:
+    """The trap: an own commit of another partition refreshes the handle, so delta-rs would refuse no more."""
+    first, zombie = Lake(tmp_path), Lake(tmp_path)
+    first.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 5})
+    zombie.commit("facts", facts("b"), {"u/1": -1}, {"u/1": 5})
+    with pytest.raises(Conflict, match="u/0 is at 5, not at -1"):
+        zombie.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 5})
+    assert stored(tmp_path) == ["a", "b"]
+
+
+def test_positions_survive_delta_checkpoints(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for offset in range(105):
+        lake.commit("facts", None, {"u/0": offset - 1}, {"u/0": offset})
+    assert list((tmp_path / "facts" / "_delta_log").glob("*.checkpoint.parquet"))
+    assert Lake(tmp_path).version("facts", "u/0") == 104
+
+
+def test_nan_is_found_before_and_after_compaction(store: Any, make: Any) -> None:
+    """Statistics leave NaN out and DuckDB trusts them: so no float column may have any."""
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [1.0, math.nan if seq == 2 else 2.0]}, step=seq * 2))
+        store.put("windows", make.windows(seq, mean=[math.nan], quantiles=[[("p10", math.nan)]]))
+    for _ in range(2):
+        assert store.ask("SELECT step FROM samples WHERE isnan(value)") == [(5,)]
+        assert store.ask("SELECT count(*) FROM samples WHERE value > 100") == [(1,)]  # NaN is the largest
+        assert store.ask("SELECT count(*) FROM windows WHERE isnan(mean)") == [(4,)]
+        for name in ("samples", "windows"):
+            for file in store.lake.files(name):
+                assert_no_float_statistics(file)
+            store.lake.compact(name, at_least=2)
+            assert len(store.lake.files(name)) in (1, 4)
+    assert [len(store.lake.files(name)) for name in ("samples", "windows")] == [1, 1]
+
+
+def assert_no_float_statistics(file: str) -> None:
+    found = pq.ParquetFile(file).metadata
+    for group in range(found.num_row_groups):
+        for at in range(found.num_columns):
+            column = found.row_group(group).column(at)
+            assert not (column.physical_type == "DOUBLE" and column.statistics is not None), column
+            if column.path_in_schema in ("run", "metric", "step", "offset"):
+                assert column.statistics is not None
+
+
+def test_compaction_keeps_rows_positions_and_the_files_of_running_readers(store: Any, make: Any) -> None:
+    for seq in range(6):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    before = store.lake.files("samples")
+    assert not store.lake.compact("samples", at_least=7)
+    assert store.lake.compact("samples", at_least=6)
+    assert len(store.lake.files("samples")) == 1
+    assert store.ask("SELECT list(value ORDER BY step) FROM samples") == [([0.0, 1.0, 2.0, 3.0, 4.0, 5.0],)]
+    assert Lake(store.root).version("samples", f"{make.uuid}/0") == 5
+    assert duckdb.connect().execute("SELECT count(*) FROM read_parquet(?)", [before]).fetchall() == [(6,)]
+    assert not store.lake.compact("samples", at_least=2)
+
+
+def test_replaced_files_go_when_their_time_is_over_and_foreign_ones_stay(store: Any, make: Any) -> None:
+    for seq in range(3):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    folder = store.root / "samples"
+    (folder / "foreign.parquet").write_bytes(b"not ours")
+    store.lake.compact("samples", at_least=1, keep_hours=0)
+    assert len(list(folder.glob("*.parquet"))) == 2
+    assert store.ask("SELECT count(*) FROM samples") == [(3,)]
+    store.put("telemetry", make.frame(3, {"loss": [3.0]}, step=3))
+    assert store.ask("SELECT count(*) FROM samples") == [(4,)]
+
+
+def test_a_commit_after_anothers_compaction_lands(store: Any, make: Any) -> None:
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    assert Lake(store.root).compact("samples", at_least=2)
+    store.put("telemetry", make.frame(4, {"loss": [4.0]}, step=4))
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(5, 10.0)]
+    assert store.lake.compact("samples", at_least=1)
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(5, 10.0)]
+
+
+def test_a_metric_that_shows_up_late_rewrites_nothing_and_slows_nothing(store: Any, make: Any) -> None:
+    """Case 11, scaled: steps 0..49 {loss}, 50..99 {loss, kl}, a flush per step, compacted as the sink does."""
+    took = []
+    digests: dict[str, str] = {}
+    for step in range(100):
+        values = {"loss": [1.0]} | ({"kl": [0.1]} if step >= 50 else {})
+        payload = make.frame(step, values, step=step)
+        began = time.process_time()
+        store.put("telemetry", payload)
+        took.append(time.process_time() - began)
+        if step == 49:
+            digests = {file: _digest(file) for file in store.lake.files("samples")}
+        for name in ("samples", "log"):
+            store.lake.compact(name)
+    assert digests
+    assert {file: _digest(file) for file in digests} == digests
+    early, late = sorted(took[5:16])[5], sorted(took[85:96])[5]
+    assert late < 2 * early + 0.01, (early, late)
+    assert store.ask(
+        "SELECT metric, count(*), min(step), count(value) FROM samples GROUP BY 1 ORDER BY 1"
+    ) == [("kl", 50, 50, 50), ("loss", 100, 0, 100)]
+    assert len(store.lake.files("samples")) < 40
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'q"q', "é中😀", "a*b?c", "a#b&c=d", "{x}"])
+def test_a_root_with_odd_characters_works(tmp_path: Path, name: str) -> None:
+    lake = Lake(tmp_path / name)
+    lake.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 0})
+    lake.commit("facts", facts("b"), {"u/0": 0}, {"u/0": 1})
+    assert all(Path(file).is_file() for file in lake.files("facts"))
+    assert lake.compact("facts", at_least=2)
+    assert stored(tmp_path / name) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["a[b", "50%", "a|b", "a^b", "a\\b"])
+def test_a_root_that_delta_rs_cannot_write_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SettingsError, match="delta-rs"):
+        Lake(tmp_path / name)
+
+
+def test_a_root_that_cannot_be_written_names_folder_and_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingsError, match=r"storage\.root.*file/data.*DRIFTLINE_STORAGE__ROOT"):
+        Lake(tmp_path / "file" / "data")
+
+
+def test_a_foreign_table_in_our_place_is_refused(tmp_path: Path) -> None:
+    DeltaTable.create(str(tmp_path / "samples"), schema=pa.schema([("x", pa.int64())]))
+    with pytest.raises(BadData, match="lacks the columns"):
+        Lake(tmp_path)
+
+
+def test_readers_of_a_folder_without_tables_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no tables"):
+        read_files(tmp_path)
+
+
+def test_importing_the_sdk_loads_no_storage_library() -> None:
+    code = "import driftline, sys; sys.exit(any(m in sys.modules for m in ('deltalake', 'duckdb', 'kafka')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,357 @@
+"""The sink on real brokers: every record's rows exactly once, whatever stops it and however often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from driftline import events, records
+from driftline.connection import KafkaSettings
+from driftline.settings import Settings, StorageSettings
+from driftline.storage.lake import App, Lake
+from driftline.storage.sink import run_sink
+from driftline.storage.tables import FEEDS
+
+
+def send_all_kinds(harness: Any, make: Any, seq: int, partition: int = 0) -> None:
+    """One record of each topic, and each kind that has rows of its own."""
+    process = f"p{partition}"
+    harness.send(
+        "telemetry",
+        make.started(seq * 2, process=process),
+        make.frame(seq * 2 + 1, {"loss": [1.0, 2.0]}, process=process, step=seq * 2),
+        make.accepted(seq),
+        partition=partition,
+    )
+    harness.send("windows", make.windows(seq), partition=partition)
+    harness.send("facts", make.fact(seq), partition=partition)
+    harness.send("alerts", make.alert(seq), partition=partition)
+    harness.send("eval-items", make.items(f"l{partition}", seq * 3, 3), partition=partition)
+
+
+COUNTS = """SELECT (SELECT count(*) FROM samples), (SELECT count(*) FROM log),
+    (SELECT count(*) FROM process_events), (SELECT count(*) FROM evals), (SELECT count(*) FROM windows),
+    (SELECT count(*) FROM facts), (SELECT count(*) FROM alerts), (SELECT count(*) FROM eval_items)"""
+
+
+def check_all_kinds_over_restarts(harness: Any, make: Any) -> None:
+    for seq in range(3):
+        send_all_kinds(harness, make, seq)
+        harness.drain()
+        n = seq + 1
+        assert harness.rows(COUNTS) == [(2 * n, 3 * n, n, n, n, n, n, 3 * n)]
+    # what is sent again after a restart is dropped by marks read back from the tables
+    for seq in range(3):
+        send_all_kinds(harness, make, seq)
+    harness.drain()
+    assert harness.rows(COUNTS) == [(6, 18, 3, 3, 3, 3, 3, 9)]
+    assert harness.rows("SELECT count(*) FROM log WHERE outcome = 'duplicate'") == [(9,)]
+
+
+@pytest.mark.kafka
+def test_every_table_is_fed_once_over_restarts_and_resends(real: Any, make: Any) -> None:
+    check_all_kinds_over_restarts(real, make)
+
+
+@pytest.mark.embedded
+def test_the_same_on_the_embedded_broker(quick: Any, make: Any) -> None:
+    check_all_kinds_over_restarts(quick, make)
+
+
+@pytest.mark.kafka
+def test_partitions_are_kept_apart_and_stored_in_one_commit(real: Any, make: Any) -> None:
+    for partition in range(4):
+        send_all_kinds(real, make, 0, partition)
+    real.drain()
+    found = real.rows('SELECT "partition", count(*), max("offset") FROM log GROUP BY 1 ORDER BY 1')
+    assert found == [(partition, 3, 2) for partition in range(4)]
+    app = [App.id(real.uuids[real.kafka.topics["telemetry"]], partition) for partition in range(4)]
+    lake = Lake(real.root)
+    assert [lake.version("samples", one) for one in app] == [2, 2, 2, 2]
+    assert len(lake.files("samples")) == 1
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("behind", ["samples", "log", "evals"])
+def test_a_crash_between_the_commits_of_two_tables_neither_loses_nor_doubles(
+    real: Any, make: Any, behind: Any
+) -> None:
+    """A table that is behind gets its rows, the others skip them; and no record is its own duplicate."""
+    send_all_kinds(real, make, 0)
+    real.drain()
+    _forget(real, behind, make)
+    send_all_kinds(real, make, 1)
+    real.drain()
+    assert real.rows(COUNTS) == [(4, 6, 2, 2, 2, 2, 2, 6)]
+    assert real.rows("SELECT count(*) FROM log WHERE outcome <> 'stored'") == [(0,)]
+    assert real.rows('SELECT count(DISTINCT (topic_uuid, "partition", "offset")) FROM log') == [(6,)]
+
+
+def _forget(real: Any, name: Any, make: Any) -> None:
+    """Makes one table as it was before its last commit: empty, at no position."""
+    import shutil
+
+    shutil.rmtree(real.root / name)
+
+
+@pytest.mark.kafka
+def test_a_killed_sink_resumes_without_loss_or_double(real: Any, make: Any) -> None:
+    """kill -9 at arbitrary moments, while records come and commits happen all the time."""
+    env = os.environ | {
+        "DRIFTLINE_KAFKA__BOOTSTRAP": real.kafka.bootstrap,
+        "DRIFTLINE_KAFKA__PREFIX": real.kafka.prefix,
+        "DRIFTLINE_KAFKA__PARTITIONS": str(real.kafka.partitions),
+        "DRIFTLINE_STORAGE__ROOT": str(real.root),
+        "DRIFTLINE_STORAGE__COMMIT": "50ms",
+        "PYTHONUNBUFFERED": "1",
+    }
+    done = threading.Event()
+    sent = [0]
+
+    def produce() -> None:
+        while not done.is_set():
+            seq = sent[0]
+            real.send("telemetry", make.frame(seq, {"loss": [float(seq)] * 10}, step=seq * 10))
+            real.send("windows", make.windows(seq))
+            sent[0] += 1
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        for _ in range(4):
+            before = sent[0]
+            sink = subprocess.Popen(
+                [sys.executable, "-m", "driftline.storage.sink"],
+                env=env,
+                cwd=real.root.parent,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                assert "reading from" in sink.stderr.readline()
+                real.wait_for(lambda before=before: sent[0] > before + 40)
+            finally:
+                sink.send_signal(signal.SIGKILL)
+                sink.communicate(timeout=20)
+    finally:
+        done.set()
+        producer.join()
+    real.drain()
+    n = sent[0]
+    assert real.rows("SELECT count(*), count(DISTINCT step), sum(value) FROM samples") == [
+        (10 * n, 10 * n, 10.0 * n * (n - 1) / 2)
+    ]
+    assert real.rows('SELECT count(*), count(DISTINCT "offset") FROM windows') == [(n, n)]
+    assert real.rows('SELECT count(*), count(DISTINCT "offset") FROM log') == [(n, n)]
+
+
+@pytest.mark.kafka
+def test_two_sinks_on_the_same_tables_double_nothing(real: Any, make: Any) -> None:
+    with real.sink(commit_us=50_000), real.sink(commit_us=50_000):
+        for seq in range(60):
+            real.send("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    real.drain()
+    assert real.rows("SELECT count(*), count(DISTINCT step) FROM samples") == [(60, 60)]
+    assert real.rows('SELECT count(*), count(DISTINCT "offset") FROM log') == [(60, 60)]
+
+
+@pytest.mark.kafka
+def test_undecodable_records_become_dead_letters_or_log_rows_and_the_stream_goes_on(
+    real: Any, make: Any
+) -> None:
+    """Case 27: 5 valid, 1 of raw bytes, 1 with a missing field, 5 valid, on two topics."""
+    bad = [b"\x00\x01raw", b'{"kind":"fact","v":1,"run":"r"}']
+    real.send("facts", *[make.fact(at) for at in range(5)], *bad, *[make.fact(at) for at in range(5, 10)])
+    frames = [make.frame(at, {"loss": [1.0]}, step=at) for at in range(10)]
+    real.send("telemetry", *frames[:5], *bad[:1], b'{"kind":"tick"}', *frames[5:])
+    real.drain()
+    assert real.rows("SELECT count(*) FROM facts") == [(10,)]
+    assert real.rows("SELECT count(*) FROM samples") == [(10,)]
+    found = real.rows("SELECT \"offset\", payload FROM log WHERE outcome = 'undecodable' ORDER BY 1")
+    assert found == [(5, bad[0]), (6, b'{"kind":"tick"}')]
+    letters = [records.decode(value) for value in _read(real, "dead-letter", 2)]
+    assert all(isinstance(letter, events.DeadLetter) for letter in letters)
+    assert [(letter.offset, letter.value, letter.reader) for letter in letters] == [
+        (5, bad[0], "sink"),
+        (6, bad[1], "sink"),
+    ]
+    assert all(letter.reason for letter in letters)
+
+
+def _read(harness: Any, topic: Any, count: int) -> list[bytes]:
+    from kafka import KafkaConsumer, TopicPartition
+
+    from driftline.connection import kafka_python
+
+    found: list[bytes] = []
+    consumer = KafkaConsumer(**kafka_python(harness.kafka), auto_offset_reset="earliest", group_id=None)
+    spot = TopicPartition(harness.kafka.topics[topic], 0)
+    consumer.assign([spot])
+    harness.wait_for(
+        lambda: found.extend(r.value for r in consumer.poll(200).get(spot, [])) or len(found) >= count
+    )
+    consumer.close()
+    return found
+
+
+@pytest.mark.kafka
+def test_everything_sent_before_the_stop_is_stored(real: Any, make: Any) -> None:
+    with real.sink(commit_us=60_000_000) as stop:
+        real.wait_for(lambda: any("reading" in line for line in real.lines))
+        for seq in range(50):
+            real.send("telemetry", make.frame(seq, {"loss": [1.0]}, step=seq), partition=seq % 4)
+        stop.set()
+    assert real.rows("SELECT count(*) FROM log") == [(50,)]
+    assert any("behind 0" in line for line in real.lines)
+
+
+@pytest.mark.kafka
+def test_the_catalog_follows_the_tables_and_works_from_any_folder(
+    real: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    catalog = real.root / "catalog.duckdb"
+
+    def count() -> int:
+        if not catalog.exists():
+            return -1
+        with duckdb.connect(str(catalog), read_only=True) as db:
+            return int(db.execute("SELECT count(*) FROM curves").fetchall()[0][0])
+
+    with real.sink():
+        for seq in range(3):
+            real.send("telemetry", make.frame(seq, {"loss": [1.0]}, step=seq))
+            real.wait_for(lambda seq=seq: count() == seq + 1)
+    assert count() == 3
+    assert list(real.root.glob(".catalog*")) == []
+
+
+@pytest.mark.kafka
+def test_readers_and_the_sink_do_not_lock_each_other_out(real: Any, make: Any) -> None:
+    """Case S19, scaled: three readers in a loop while the sink writes and replaces the catalog."""
+    real.send("telemetry", make.frame(0, {"loss": [1.0]}))
+    real.drain()
+    done, errors, reads = threading.Event(), [], []
+
+    def read(how: str) -> None:
+        try:
+            while not done.is_set():
+                if how == "catalog":
+                    with duckdb.connect(str(real.root / "catalog.duckdb"), read_only=True) as db:
+                        reads.append(db.execute("SELECT count(*) FROM samples").fetchall()[0][0])
+                else:
+                    reads.append(real.rows("SELECT count(*) FROM samples")[0][0])
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    readers = [threading.Thread(target=read, args=(how,)) for how in ("catalog", "catalog", "open")]
+    with real.sink(commit_us=50_000, catalog_us=50_000):
+        for reader in readers:
+            reader.start()
+        for seq in range(1, 60):
+            real.send("telemetry", make.frame(seq, {"loss": [1.0]}, step=seq))
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert errors == []
+    assert len(reads) > 10
+    assert reads[-1] >= 1
+    assert real.rows("SELECT count(*) FROM samples") == [(60,)]
+
+
+@pytest.mark.kafka
+def test_a_topic_made_anew_starts_at_its_beginning_and_keeps_the_old_rows(real: Any, make: Any) -> None:
+    from driftline import admin
+
+    real.send("facts", make.fact(1), make.fact(2))
+    real.drain()
+    client = admin.connect(real.kafka)
+    client.delete_topics([real.kafka.topics["facts"]])
+    client.close()
+    real.wait_for(lambda: admin.partitions(real.kafka, real.kafka.topics["facts"]) is None)
+    admin.ensure_topics(real.kafka)
+    real.send("facts", make.fact(3))
+    real.drain()
+    assert real.rows('SELECT "offset" FROM facts ORDER BY 1') == [(1,), (2,), (3,)]
+
+
+def test_without_a_broker_it_says_so_once_and_stops_when_told(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        kafka = KafkaSettings(bootstrap=f"127.0.0.1:{unused.getsockname()[1]}")
+        settings = Settings(kafka=kafka, storage=StorageSettings(root=str(tmp_path)))
+        lines: list[str] = []
+        stop = threading.Event()
+        timer = threading.Timer(8, stop.set)
+        timer.start()
+        assert run_sink(settings, stop=stop, say=lines.append) == 0
+        timer.join()
+    waiting = [line for line in lines if "waiting" in line]
+    assert len(waiting) == 1
+    assert kafka.bootstrap in waiting[0]
+    assert all("\n" not in line and "Traceback" not in line for line in lines)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lines: list[str] = []
+    settings = Settings(storage=StorageSettings(root=str(tmp_path / "file" / "data")))
+    assert run_sink(settings, say=lines.append) == 2
+    assert len(lines) == 1
+    assert "file/data" in lines[0]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_ends_the_process_with_0_after_a_last_commit(real: Any, make: Any, number: int) -> None:
+    real.send("telemetry", make.frame(0, {"loss": [1.0]}))
+    env = os.environ | {
+        "DRIFTLINE_KAFKA__BOOTSTRAP": real.kafka.bootstrap,
+        "DRIFTLINE_KAFKA__PREFIX": real.kafka.prefix,
+        "DRIFTLINE_KAFKA__PARTITIONS": str(real.kafka.partitions),
+        "DRIFTLINE_STORAGE__ROOT": str(real.root),
+    }
+    sink = subprocess.Popen(
+        [sys.executable, "-m", "driftline.storage.sink"],
+        env=env,
+        cwd=real.root.parent,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    first = sink.stderr.readline()
+    assert "reading from" in first
+    sink.send_signal(number)
+    _, rest = sink.communicate(timeout=60)
+    assert sink.returncode == 0, rest
+    assert "Traceback" not in rest
+    assert real.rows("SELECT count(*) FROM samples") == [(1,)]
+
+
+def test_every_topic_that_feeds_a_table_feeds_it_alone() -> None:
+    names = [name for tables in FEEDS.values() for name in tables]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.kafka
+def test_a_run_named_like_a_path_writes_nothing_outside(real: Any, make: Any) -> None:
+    """Case S13."""
+    odd = ["a/../../b", "/etc/x", "'; DROP VIEW samples; --"]
+    for at, run in enumerate(odd):
+        real.send("telemetry", make.started(0, run=run, process=f"p{at}", name=run))
+        real.send("telemetry", make.frame(1, {"loss": [1.0]}, run=run, process=f"p{at}"))
+    before = {path for path in real.root.parent.iterdir() if path != real.root}
+    real.drain()
+    assert {path for path in real.root.parent.iterdir() if path != real.root} == before
+    assert real.rows("SELECT run, name FROM runs ORDER BY 1") == sorted((run, run) for run in odd)
+    inside = {path.name for path in real.root.iterdir()}
+    assert inside == {*(name for names in FEEDS.values() for name in names), "catalog.duckdb"}
