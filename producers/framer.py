@@ -160,6 +160,8 @@ class Framer:
         metric = np.fromiter(
             map(self._ids.__getitem__, itertools.chain.from_iterable(dicts)), np.int32, total
         )
+        if NO_STEP in steps:
+            raise OverflowError("a step that stands for none")
         if None in steps:
             steps = tuple(NO_STEP if step is None else step for step in steps)
         if weights.count(None) == len(weights):

@@ -57,7 +57,8 @@ class Run:
         self._size_ring = min(settings.frame_samples, settings.queue_samples)
         self._room = self._size_ring
         self._rung_ns = 0
-        self._step: int | None = None
+        self._logged_step: int | None = None
+        self._set_step: int | None = None
         self._worker: Worker | None = None
         self._thread: threading.Thread | None = None
         self._closed_as = ""
@@ -95,7 +96,7 @@ class Run:
                 self._queued = n
                 self._append((_time_ns(), step, weight, values.copy()))
                 if step is not None:
-                    self._step = step
+                    self._logged_step = step
                 return
         self._log_slowly(values, step, weight)
 
@@ -103,16 +104,22 @@ class Run:
         """Times a block and logs its seconds as metric ``span/<name>``.
 
         The span belongs to ``step``, else to the run's current step when the block ends: what :meth:`step`
-        set, or the step of the newest ``log``. A loop that logs at the end of each step must therefore call
-        ``run.step(s)`` first or pass ``step=s`` here, or its spans are booked one step early.
+        set, or, in a program that never calls it, the step of the newest ``log`` or span. A loop that logs at
+        the end of each step must therefore call ``run.step(s)`` at its beginning or pass ``step=s`` here, or
+        its spans are booked one step early.
         """
         return Span(self, name, step)
 
     def step(self, step: int) -> None:
-        """Sets the current step, for spans and checkpoints that name none."""
+        """Sets the current step, for spans and checkpoints that name none; from then on only this does."""
         found = _as_step(step)
         if found is not None:
-            self._step = found
+            self._set_step = found
+
+    @property
+    def current_step(self) -> int | None:
+        """The step that spans and checkpoints belong to if they name none; see :meth:`span`."""
+        return self._logged_step if self._set_step is None else self._set_step
 
     def checkpoint(
         self,
@@ -132,7 +139,7 @@ class Run:
             if "://" not in text:
                 text = os.path.abspath(text)
             saved = Saved(text, None if epoch is None else float(epoch), format)
-            self._mark(_as_step(step) if step is not None else self._step, saved)
+            self._mark(_as_step(step) if step is not None else self.current_step, saved)
         except Exception as error:  # noqa: BLE001  never into the training loop
             self._counters.add("checkpoints_refused")
             self._notes.once(
@@ -146,7 +153,9 @@ class Run:
             self._counters.add("steps_refused")
             self._notes.once("rewind", f"rewind({step!r:.80}): not an integer of 64 bits; ignored")
             return
-        self._step = found
+        self._logged_step = found
+        if self._set_step is not None:
+            self._set_step = found
         self._mark(found, Rewound())
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -271,7 +280,7 @@ class Run:
         self, step: int | None, weight: Any, accepted: dict[Any, Any], waits: tuple[Any, ...]
     ) -> None:
         if step is not None:
-            self._step = step
+            self._logged_step = step
         if not accepted:
             return
         worker = self._worker
@@ -305,6 +314,11 @@ class Run:
     def _refuse_closed(self, values: Any) -> None:
         count = len(values) if isinstance(values, Mapping) else 1
         self._counters.add("dropped_" + self._closed_as, count)
+        if self._closed_as == "forked":  # there is no thread of ours here to write it
+            self._notes.once(
+                "forked", "samples logged in a forked child are not sent; call init() in the child"
+            )
+            self._notes.write()
 
     def _forked(self) -> None:
         """In a forked child: the thread and the connection are the parent's; nothing is sent from here."""
@@ -353,7 +367,10 @@ class Span:
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._start
         run = self._run
-        run.log({f"{SPAN_PREFIX}{self._name}": self.seconds}, run._step if self._step is None else self._step)
+        run.log(
+            {f"{SPAN_PREFIX}{self._name}": self.seconds},
+            run.current_step if self._step is None else self._step,
+        )
 
 
 def outcome_of(error: BaseException | None) -> EndReason:

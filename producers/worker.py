@@ -194,10 +194,13 @@ class Worker:
         try:
             action()
         except Exception as error:  # noqa: BLE001  nothing may end this thread; counted and named
-            self._counters.add("errors")
-            self._notes.once(
-                ("error", repr(error)[:200]), f"an error inside the SDK, training is not affected: {error!r}"
-            )
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._counters.add("errors")
+        self._notes.once(
+            ("error", repr(error)[:200]), f"an error inside the SDK, training is not affected: {error!r}"
+        )
 
     def _pause_us(self) -> int:
         if self._held or self._aside:
@@ -251,7 +254,12 @@ class Worker:
     def _add(self, entries: list[QueueEntry]) -> None:
         if not entries:
             return
-        self.framer.add(entries)
+        try:
+            self.framer.add(entries)
+        except Exception as error:  # noqa: BLE001  what cannot be framed is dropped, the rest goes on
+            self._counters.add("dropped_error", sum(map(_samples, entries)))
+            self._failed(error)
+            return
         for entry in reversed(entries):
             if entry[1] is not None:
                 self._step = entry[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import driftline
-from driftline import events, frames, records
+from driftline import frames, records
 from driftline.producers.transport import MemoryTransport
 from driftline.settings import SdkSettings, Settings
 

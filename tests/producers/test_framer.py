@@ -92,7 +92,9 @@ def test_a_call_with_40000_names_is_split_and_whole() -> None:
     made = under_test.take()
     assert len(made) > 1
     assert all(len(frame.names) <= frames.MAX_NAMES for frame in made)
-    assert samples(made) == naive([(0, 1, None, {"before": 1.0}), (0, 2, None, values), (0, 3, None, {"after": 1.0})])
+    assert samples(made) == naive(
+        [(0, 1, None, {"before": 1.0}), (0, 2, None, values), (0, 3, None, {"after": 1.0})]
+    )
 
 
 def test_names_of_600_bytes_are_split_by_bytes() -> None:

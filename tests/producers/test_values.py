@@ -1,4 +1,4 @@
-"""What a number is (case 5, S3): everything that is one is kept exactly, the rest is refused by a written rule."""
+"""What a number is (case 5, S3): what is one is kept exactly, the rest is refused by a written rule."""
 
 from __future__ import annotations
 
