@@ -81,7 +81,7 @@ PARAMS: dict[DetectorKind, dict[str, Param]] = {
         "min_excess_s": Param(0.001, "s", 0.0, 3_600.0, "and slower by at least this much time"),
         "min_ranks": Param(3, "ranks", 2, 100_000, "fewer ranks are not compared", True),
         "max_share": Param(0.34, "of the ranks", 0.0, 1.0, "more slow ranks at once are a group's pattern"),
-        "calm_panes": Param(10, "panes", 1, 10_000, "resolved when most of so many panes are normal", True),
+        "calm_panes": Param(20, "panes", 1, 10_000, "resolved when most of so many panes are normal", True),
         **_COMMON,
     },
     "silent_rank": {

@@ -65,7 +65,7 @@ class Level(msgspec.Struct):
     top: float | None = None
     before: float | None = None
     climb: int | None = None
-    """Start of the panes in a row of which each was higher than the one before."""
+    """Start of the panes in a row that climb and are a quarter risen already."""
     away: Excursion | None = None
 
 
@@ -103,19 +103,16 @@ class LossDivergence(Detector[DivergenceState]):
             return []
         series.end = view.end
         value = _BEYOND if broken or view.mean is None else clamp(view.mean)
-        if series.before is None or value <= series.before:
-            series.climb = None
-        elif series.climb is None:
-            series.climb = view.start
+        climbs = series.before is not None and value > series.before
         series.before = value
         if series.away is None:
-            self._begin(series, view, value)
+            self._begin(series, view, value, climbs)
             if series.away is None and not broken:
                 keep(series.history, value, int(self._params["window"]))
             return []
         return self._go_on(series, series.away, view, value, broken)
 
-    def _begin(self, series: Level, view: PaneView, value: float) -> None:
+    def _begin(self, series: Level, view: PaneView, value: float, climbs: bool) -> None:
         """Starts an excursion if the pane has risen."""
         count = len(series.history)
         if count < int(self._params["warmup"]):
@@ -126,9 +123,14 @@ class LossDivergence(Detector[DivergenceState]):
             series.best = level if series.best is None else min(series.best, level)
         level = level if series.best is None else series.best
         height = leap(level, clamp(noise * (1 + 0.5 / count)), series.top, self._params)
+        if not climbs or value - level < height / 4:
+            series.climb = None
+        elif series.climb is None:
+            series.climb = view.start
         if value - level >= height and value > level:
             since = view.start if series.climb is None else series.climb
             series.away = Excursion(since, level, height, value, view.end - 1)
+            series.climb = None
 
     def _go_on(
         self, series: Level, away: Excursion, view: PaneView, value: float, broken: bool
