@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
-from driftline.cli.outcome import entry, finish, set_up_logging
+from driftline.cli.outcome import LEVELS, entry, finish, set_up_logging
 
 if TYPE_CHECKING:
     from driftline.settings import Settings
@@ -40,7 +41,9 @@ Bootstrap = Annotated[
 ]
 Prefix = Annotated[str | None, typer.Option(help="Begins every topic name. Default: driftline.")]
 Root = Annotated[str | None, typer.Option(help="Folder of the tables. Default: ./driftline-data.")]
-LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogLevel = Annotated[
+    str, typer.Option(click_type=click.Choice(LEVELS), help="What is logged to standard error.")
+]
 
 
 def settings_of(
@@ -258,6 +261,46 @@ def sql(
         return print_answer(settings_of(config, root=root).storage.root, text, form=form, max_rows=max_rows)
 
     finish(answer, name="sql", debug=log_level == "debug")
+
+
+@app.command(rich_help_panel="Look")
+def demo(
+    root: Annotated[str, typer.Option(help="Folder for tables, checkpoints, logs and the report.")] = (
+        "./driftline-data"
+    ),
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Training steps; the default takes one to two minutes on two cores."),
+    ] = None,
+    seconds_max: Annotated[
+        float | None, typer.Option(min=1, help="The training ends in order after so long, however far it is.")
+    ] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option(help="Kafka broker to use. Default: an embedded one is started.")
+    ] = None,
+    plain: Annotated[
+        bool | None,
+        typer.Option("--plain/--live", help="Lines instead of the live view. Default: live on a terminal."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare what was found with what was caused; fail if it differs.")
+    ] = False,
+    log_level: LogLevel = "warning",
+) -> None:
+    """A real training, watched, evaluated and stored, in about two minutes.
+
+    Starts an embedded broker, one process of each role and four training ranks on this machine. One rank is
+    really slowed and one loss spike really caused: both must be found. Everything stays in the root folder.
+    """
+
+    def run() -> int:
+        set_up_logging(log_level, role="demo")
+        options = {"steps": steps, "seconds_max": seconds_max}
+        run_demo: Callable[..., int] = entry("driftline.demo.orchestrate", "run_demo")
+        given = {name: value for name, value in options.items() if value is not None}
+        return run_demo(root=root, bootstrap=bootstrap, plain=plain, check=check, **given)
+
+    finish(run, name="demo", debug=log_level == "debug")
 
 
 @app.command(rich_help_panel="Look")
