@@ -35,6 +35,7 @@ class Catalog:
         self._files: dict[TableName, list[str]] = read_files(self.root)
         self.connection = duckdb.connect()
         self.connection.execute("SET python_enable_replacements = false")  # a Python variable is no table
+        self.connection.execute("SET TimeZone = 'UTC'")  # answers do not depend on where they are asked
         self._twice(lambda: catalog.define(self.connection, self._files))
 
     def refresh(self) -> None:

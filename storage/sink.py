@@ -43,6 +43,7 @@ from driftline.storage.lake import App, Conflict, Lake
 from driftline.storage.resume import read_seen
 from driftline.storage.rows import Rows, Source
 from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
+from driftline.topics import TopicName
 
 EMPTY_US = 30 * SECOND_US
 CATCH_UP_US = 5 * SECOND_US
@@ -283,7 +284,7 @@ class Sink:
             record = Record(spot.partition, raw.offset, raw.timestamp, raw.value)
             bad = self._rows.add(source, record, floors)
             if bad is not None:
-                self._dead.append(self._dead_letter(spot.topic, record, bad))
+                self._dead.append(self._dead_letter(source.topic, record, bad))
         self._reached[key] = found[-1].offset
         if floors and found[-1].offset >= max(floors.values()):
             del self._floors[key]
@@ -362,7 +363,7 @@ class Sink:
 
     # --- dead letters and health ---------------------------------------------------------------------------
 
-    def _dead_letter(self, topic: str, record: Record, bad: BadRecord) -> events.DeadLetter:
+    def _dead_letter(self, topic: TopicName, record: Record, bad: BadRecord) -> events.DeadLetter:
         value = record.value or b""
         return events.DeadLetter(
             topic=topic,

@@ -4,8 +4,9 @@ They use nothing but what DuckDB has built in. Each has one line that says what 
 shows an example of each. All times are instants (TIMESTAMPTZ), whatever the reader's time zone; ``utc_day``
 gives the UTC date of one.
 
-Which attempt a sample belongs to is the pipeline's word: the newest fact about its process (or, after a
-rewind, about its run) at or before the sample's place in the log; 0 where there is none.
+Which attempt a sample belongs to is the pipeline's word: the fact that its process joined one, and after each
+``run.rewind`` of the process the attempt that was the newest then, each from its place in the log on; 0 where
+there is no such fact.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ _ATTEMPTS = View(
     "one stretch of the log in which a process belonged to an attempt: [from_offset, until_offset)",
     """
     WITH said AS (
-        SELECT DISTINCT run, process, topic_uuid, "partition", "offset", attempt FROM facts
+        SELECT run, process, topic_uuid, "offset", attempt FROM facts
         WHERE process IS NOT NULL AND what IN ('run_started', 'attempt_started', 'process_joined')
-    )
+        UNION ALL
+        SELECT r.run, r.process, r.topic_uuid, r."offset", max(f.attempt)
+        FROM process_events AS r JOIN facts AS f
+          ON f.run = r.run AND f.topic_uuid = r.topic_uuid AND f."partition" = r."partition"
+          AND f.what = 'attempt_started' AND f."offset" <= r."offset"
+        WHERE r.event = 'rewound' GROUP BY ALL)
     SELECT run, process, topic_uuid, attempt,
         CASE WHEN lag("offset") OVER w IS NULL THEN 0 ELSE "offset" END AS from_offset,
         coalesce(lead("offset") OVER w, 9223372036854775807) AS until_offset
@@ -170,18 +176,27 @@ _RUNS = View(
     """
     WITH heard AS (
         SELECT run, min(received) AS first_heard, max(received) AS last_heard FROM log
-        WHERE run IS NOT NULL AND kind <> 'eval_accepted' GROUP BY run)
-    SELECT h.run, coalesce(max_by(p.name, p.started) FILTER (p.name <> ''), '') AS name,
-        coalesce(min(p.started), h.first_heard) AS started,
-        CASE WHEN count(p.process) > 0 AND count(p.process) = count(p.ended) THEN max(p.ended) END AS ended,
-        CASE WHEN count(p.process) = 0 OR count(p.process) > count(p.ended) THEN NULL
-            WHEN bool_or(p.outcome = 'exception') THEN 'exception'
-            WHEN bool_or(p.outcome = 'signal') THEN 'signal' ELSE 'finished' END AS outcome,
-        coalesce(max(p.attempt), 0) + 1 AS attempts,
-        max_by(p.world_size, p.started) AS world_size, count(p.process) AS processes,
-        max_by(p.config, p.started) FILTER (p.config <> '{}') AS config, h.last_heard
-    FROM heard AS h LEFT JOIN processes AS p ON h.run = p.run
-    GROUP BY h.run, h.first_heard, h.last_heard
+        WHERE run IS NOT NULL AND kind <> 'eval_accepted' GROUP BY run),
+    p AS (SELECT *, max(attempt) OVER (PARTITION BY run) AS newest FROM processes),
+    known AS (
+        SELECT run, max_by(name, started) FILTER (name <> '') AS name, min(started) AS started,
+            max_by(config, started) FILTER (config <> '{}') AS config,
+            max_by(world_size, started) AS world_size, count(*) AS processes, max(newest) + 1 AS attempts,
+            bool_and(ended IS NOT NULL) FILTER (attempt = newest) AS all_ended, max(ended) AS ended,
+            bool_or(outcome = 'exception') FILTER (attempt = newest) AS by_exception,
+            bool_or(outcome = 'signal') FILTER (attempt = newest) AS by_signal
+        FROM p GROUP BY run),
+    said AS (
+        SELECT run, max_by(what, ("offset", ordinal)) AS what, max_by(time, ("offset", ordinal)) AS time
+        FROM facts WHERE what IN ('run_ended', 'attempt_started', 'process_joined') GROUP BY run)
+    SELECT h.run, coalesce(k.name, '') AS name, coalesce(k.started, h.first_heard) AS started,
+        CASE WHEN k.all_ended THEN k.ended WHEN s.what = 'run_ended' THEN s.time END AS ended,
+        CASE WHEN k.all_ended AND k.by_exception THEN 'exception'
+            WHEN k.all_ended AND k.by_signal THEN 'signal'
+            WHEN k.all_ended THEN 'finished' WHEN s.what = 'run_ended' THEN 'lost' END AS outcome,
+        coalesce(k.attempts, 1) AS attempts, k.world_size, coalesce(k.processes, 0) AS processes, k.config,
+        h.last_heard
+    FROM heard AS h LEFT JOIN known AS k USING (run) LEFT JOIN said AS s USING (run)
     """,
 )
 

@@ -140,7 +140,7 @@ def test_a_commit_after_anothers_compaction_lands(store: Any, make: Any) -> None
 
 
 def test_a_metric_that_shows_up_late_rewrites_nothing_and_slows_nothing(store: Any, make: Any) -> None:
-    """Case 11, scaled: steps 0..49 {loss}, 50..99 {loss, kl}, a flush per step, compacted as the sink does."""
+    """Case 11, scaled: steps 0..49 {loss}, 50..99 {loss, kl}, a flush per step, compacted like the sink's."""
     took = []
     digests: dict[str, str] = {}
     for step in range(100):

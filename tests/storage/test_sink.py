@@ -180,9 +180,9 @@ def test_undecodable_records_become_dead_letters_or_log_rows_and_the_stream_goes
     assert found == [(5, bad[0]), (6, b'{"kind":"tick"}')]
     letters = [records.decode(value) for value in _read(real, "dead-letter", 2)]
     assert all(isinstance(letter, events.DeadLetter) for letter in letters)
-    assert [(letter.offset, letter.value, letter.reader) for letter in letters] == [
-        (5, bad[0], "sink"),
-        (6, bad[1], "sink"),
+    assert [(letter.offset, letter.value, letter.topic) for letter in letters] == [
+        (5, bad[0], "facts"),
+        (6, bad[1], "facts"),
     ]
     assert all(letter.reason for letter in letters)
 

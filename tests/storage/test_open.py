@@ -1,0 +1,141 @@
+"""Readers see whole rows only, and are told in one line what is wrong."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from driftline.errors import BadData
+from driftline.storage import catalog as catalog_file
+from driftline.storage.open import open_catalog
+from driftline.storage.sql import query
+from driftline.storage.tables import TABLES
+
+
+def test_torn_foreign_and_empty_files_are_never_read(store: Any, make: Any) -> None:
+    """Case 37: 3 whole files (30 rows), 1 cut, 1 of 0 bytes, 1 temp-named, a writer still appending."""
+    for seq in range(3):
+        store.put("telemetry", make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10))
+    folder = store.root / "samples"
+    whole = Path(store.lake.files("samples")[0]).read_bytes()
+    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.parquet").write_bytes(b"")
+    (folder / ".tmp-part.parquet").write_bytes(whole[:100])
+    (folder / "foreign.parquet").write_bytes(whole)
+    done = threading.Event()
+
+    def append() -> None:
+        seq = 3
+        while not done.is_set():
+            store.put("telemetry", make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10))
+            seq += 1
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    last = 30
+    try:
+        with open_catalog(store.root) as catalog:
+            for _ in range(30):
+                ((count, steps),) = catalog.rows("SELECT count(*), count(DISTINCT step) FROM samples")
+                assert count == steps >= last
+                assert count % 10 == 0
+                last = count
+    finally:
+        done.set()
+        writer.join()
+    assert last > 30
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_broken_file_of_a_table_is_named_with_the_remedy(store: Any, make: Any, damage: str) -> None:
+    for seq in range(2):
+        store.put("telemetry", make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10))
+    file = Path(store.lake.files("samples")[1])
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:300] if damage == "cut" else b"")
+    with pytest.raises(BadData, match=r"missing or broken.*repair") as caught:
+        query(store.root, "SELECT sum(value) FROM samples")
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELEKT 1", "SELECT * FROM nowhere", "SELECT nothing FROM samples", "SELECT 1; SELECT", "'"]
+)
+def test_wrong_sql_is_one_line(store: Any, sql: str) -> None:
+    with pytest.raises(BadData) as caught:
+        query(store.root, sql)
+    assert str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_python_variable_is_no_table(store: Any) -> None:
+    with pytest.raises(BadData, match="answer"):
+        query(store.root, "SELECT * FROM answer")
+
+
+def test_a_query_sees_what_was_committed_since_the_catalog_was_opened(store: Any, make: Any) -> None:
+    with open_catalog(store.root) as catalog:
+        assert catalog.rows("SELECT count(*) FROM samples") == [(0,)]
+        store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+        assert catalog.rows("SELECT count(*) FROM samples") == [(1,)]
+
+
+def test_a_query_is_tried_again_on_a_file_that_was_cleaned_away(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between reading the file list and the query a compaction and a vacuum remove the files."""
+    for seq in range(3):
+        store.put("telemetry", make.frame(seq, {"loss": [1.0]}, step=seq))
+    with open_catalog(store.root) as catalog:
+        run = catalog._run
+
+        def compacted_first(sql: str, parameters: Any) -> Any:
+            store.lake.compact("samples", at_least=1, keep_hours=0)
+            return run(sql, parameters)
+
+        monkeypatch.setattr(catalog, "_run", compacted_first)
+        assert catalog.rows("SELECT count(*) FROM samples") == [(3,)]
+
+
+def test_a_folder_that_was_moved_opens(store: Any, make: Any, tmp_path: Path) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    shutil.move(store.root, tmp_path / "elsewhere")
+    assert query(tmp_path / "elsewhere", "SELECT count(*) FROM curves").to_pydict() == {"count_star()": [1]}
+
+
+def test_no_tables_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no tables in"):
+        query(tmp_path, "SELECT 1")
+
+
+def test_the_catalog_file_has_every_view_with_a_comment_and_replaces_an_open_one(
+    store: Any, make: Any
+) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    files = {name: store.lake.files(name) for name in TABLES}
+    catalog_file.write(store.root, files)
+    path = str(store.root / catalog_file.CATALOG)
+    with duckdb.connect(path, read_only=True) as old:
+        store.put("telemetry", make.frame(1, {"loss": [1.0]}, step=1))
+        catalog_file.write(store.root, {name: store.lake.files(name) for name in TABLES})
+        assert old.execute("SELECT count(*) FROM samples").fetchall() == [(1,)]
+    with duckdb.connect(path, read_only=True) as new:
+        assert new.execute("SELECT count(*) FROM samples").fetchall() == [(2,)]
+        bare = "SELECT view_name FROM duckdb_views() WHERE NOT internal AND coalesce(comment, '') = ''"
+        assert new.execute(bare).fetchall() == []
+        assert new.execute("FROM correlation('r', 'a', 'b', max_lag := 2)").fetchall() == []
+
+
+def test_what_a_killed_sink_left_of_a_catalog_is_removed(store: Any) -> None:
+    (store.root / ".catalog-123.tmp").write_text("half")
+    (store.root / ".catalog-123.tmp.wal").write_text("half")
+    catalog_file.clean(store.root)
+    assert list(store.root.glob(".catalog*")) == []

@@ -1,0 +1,254 @@
+"""The SQL views answer the usual questions rightly, also on empty tables and with odd names."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from driftline import events
+from driftline.storage.open import open_catalog
+from driftline.storage.tables import TABLES
+from driftline.storage.views import BASE_VIEW, VIEWS
+
+
+def test_every_view_and_macro_works_on_empty_tables_with_typed_columns(store: Any) -> None:
+    with open_catalog(store.root) as catalog:
+        for name, table in TABLES.items():
+            answer = catalog.query(f'FROM "{BASE_VIEW.get(name, name)}"')
+            assert answer.num_rows == 0
+            assert {f.name: f.type for f in answer.schema} == {f.name: f.type for f in table.schema}, name
+        for view in VIEWS:
+            if view.macro is None:
+                assert catalog.query(f'FROM "{view.name}"').num_rows == 0, view.name
+        assert catalog.rows("FROM correlation('run', 'a', 'b')") == []
+
+
+def test_a_curve_is_the_weighted_mean_over_ranks_and_ranks_stay_readable(store: Any, make: Any) -> None:
+    """Case 19: rank 0 has 3 over 12 tokens, rank 1 has 3 over 4."""
+    for rank, weight in ((0, 12.0), (1, 4.0)):
+        value = [3 / weight]
+        store.put(
+            "telemetry",
+            make.frame(0, {"loss": value}, rank=rank, process=f"p{rank}", weight=np.array([weight])),
+        )
+    assert store.ask("SELECT mean, min, max, n, nan, ranks FROM curves") == [(0.375, 0.25, 0.75, 2, 0, 2)]
+    assert store.ask("SELECT rank, value, weight FROM samples ORDER BY 1") == [
+        (0, 0.25, 12.0),
+        (1, 0.75, 4.0),
+    ]
+
+
+def test_nan_is_counted_and_left_out_of_the_mean(store: Any, make: Any) -> None:
+    """Case 7."""
+    store.put("telemetry", make.frame(0, {"loss": [0.9, 0.8, math.nan, 0.7, math.inf]}, rank=3))
+    assert store.ask("SELECT step, mean, n, nan, inf FROM curves ORDER BY step") == [
+        (0, 0.9, 1, 0, 0),
+        (1, 0.8, 1, 0, 0),
+        (2, None, 1, 1, 0),
+        (3, 0.7, 1, 0, 0),
+        (4, None, 1, 0, 1),
+    ]
+
+
+def test_the_newest_attempt_wins_and_all_rows_stay(store: Any, make: Any) -> None:
+    """Case 1: attempt 0 steps 0..212, attempt 1 from 200 to 220 with 0.5."""
+    store.put("telemetry", make.frame(0, {"loss": [1 / (s + 1) for s in range(213)]}))
+    store.put("telemetry", make.frame(0, {"loss": [0.5] * 21}, step=200, process="p1"))
+    joined = {"what": "process_joined", "text": "joined"}
+    store.put("facts", make.fact(0, process="p0", attempt=0, **joined))
+    store.put("facts", make.fact(1, process="p1", attempt=1, **joined))
+    assert store.ask("SELECT count(*) FROM samples") == [(234,)]
+    assert store.ask("SELECT count(*), count(DISTINCT step) FROM curves") == [(221, 221)]
+    assert store.ask("SELECT count(*) FROM curves WHERE step BETWEEN 200 AND 212 AND mean = 0.5") == [(13,)]
+    assert store.ask("SELECT attempt, count(*) FROM curves_all GROUP BY 1 ORDER BY 1") == [(0, 213), (1, 21)]
+
+
+def test_a_newest_attempt_of_only_nan_hides_the_older_one(store: Any, make: Any) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}), make.frame(0, {"loss": [math.nan]}, process="p1"))
+    store.put("facts", make.fact(1, process="p1", attempt=1, what="process_joined"))
+    assert store.ask("SELECT attempt, mean, nan FROM curves") == [(1, None, 1)]
+
+
+def test_after_a_rewind_a_process_belongs_to_the_new_attempt_from_there_on(store: Any, make: Any) -> None:
+    """Two ranks rewind to step 1; only the first rewind opens the attempt, each rank follows with its own."""
+    put = [make.frame(0, {"loss": [1.0, 1.0, 1.0]}, process=process) for process in ("p0", "p1")]
+    for process in ("p0", "p1"):
+        rewound = events.RunRewound(run="run", process=process, seq=1, time_us=make.t0, step=1)
+        put += [events.encode(rewound), make.frame(2, {"loss": [2.0]}, step=1, process=process)]
+    store.put("telemetry", *put)
+    store.put("facts", *[make.fact(at, process=f"p{at}", what="process_joined") for at in (0, 1)])
+    store.put("facts", make.fact(2, attempt=1, what="attempt_started"))
+    assert store.ask("SELECT step, attempt, mean, n FROM curves ORDER BY 1") == [
+        (0, 0, 1.0, 2),
+        (1, 1, 2.0, 2),
+        (2, 0, 1.0, 2),
+    ]
+
+
+def test_a_restarted_run_has_the_outcome_of_its_newest_attempt(store: Any, make: Any) -> None:
+    """The first attempt was killed and never said that it ended."""
+    ended = events.ProcessEnded(run="run", process="p1", seq=1, time_us=make.t0 + 7)
+    store.put("telemetry", make.started(0, name="exp"), make.started(0, process="p1"), events.encode(ended))
+    store.put("facts", make.fact(0, process="p0", what="process_joined"))
+    assert store.ask("SELECT outcome FROM runs") == [(None,)]
+    store.put("facts", make.fact(1, process="p1", attempt=1, what="process_joined"))
+    found = store.ask("SELECT name, outcome, attempts, processes, epoch_us(ended) FROM runs")
+    assert found == [("exp", "finished", 2, 2, make.t0 + 7)]
+
+
+def test_a_run_whose_processes_fell_silent_is_lost_until_one_joins_again(store: Any, make: Any) -> None:
+    store.put("telemetry", make.started(0))
+    store.put("facts", make.fact(0, process="p0", what="process_joined"), make.fact(5, what="run_ended"))
+    assert store.ask("SELECT outcome, epoch_us(ended) FROM runs") == [("lost", make.t0)]
+    store.put("facts", make.fact(6, process="p1", what="process_joined"))
+    assert store.ask("SELECT outcome, ended FROM runs") == [(None, None)]
+
+
+NAMES = [
+    "timing(s)/gen",
+    "val/AR@100",
+    "n:estimators",
+    "损失",
+    "loss 🚀",
+    "a.b",
+    "a/b",
+    "A.B",
+    "x" * 600,
+    "it's; DROP VIEW samples; --",
+    '"quoted"',
+    "",
+]
+
+
+def test_any_metric_name_is_found_by_its_exact_name(store: Any, make: Any) -> None:
+    """Case 9."""
+    store.put("telemetry", *[make.frame(at, {name: [float(at)]}) for at, name in enumerate(NAMES)])
+    with open_catalog(store.root) as catalog:
+        for at, name in enumerate(NAMES):
+            found = catalog.rows("SELECT mean FROM curves WHERE metric = ?", [name])
+            assert found == [(float(at),)], name
+
+
+def test_an_evaluation_curve_has_one_point_per_step_and_metric(store: Any, make: Any) -> None:
+    """Late results of older checkpoints stand at their own step; a newer attempt replaces a point."""
+    store.put("telemetry", make.accepted(1, step=12), make.accepted(2, step=10))
+    store.put("telemetry", make.accepted(3, step=12, attempt=1, request="again"))
+    failed = events.EvalOutcome(status="incomplete", reason="a shard is cut")
+    store.put("telemetry", make.accepted(4, step=14, outcome=failed))
+    found = store.ask("SELECT suite, metric, step, value, low, high, attempt FROM eval_curves ORDER BY step")
+    assert found == [("sums", "accuracy", 10, 0.5, 0.4, 0.6, 0), ("sums", "accuracy", 12, 0.5, 0.4, 0.6, 1)]
+    assert store.ask("SELECT evaluations, failed FROM eval_cost") == [(4, 1)]
+
+
+def test_evaluation_cost_is_a_part_of_the_run_not_counted_per_metric(store: Any, make: Any) -> None:
+    two = events.EvalOutcome(
+        status="done",
+        metrics=[events.Metric(name="a", value=1.0), events.Metric(name="b", value="NaN")],
+        cost=events.Cost(seconds=6.0),
+    )
+    ended = events.ProcessEnded(run="run", process="p0", seq=9, time_us=make.t0 + 60_000_000)
+    store.put("telemetry", make.started(), make.accepted(1, outcome=two), events.encode(ended))
+    assert store.ask("SELECT evaluations, seconds, wall_seconds, share FROM eval_cost") == [
+        (1, 6.0, 60.0, 0.1)
+    ]
+    assert store.ask("SELECT metric, isnan(value) FROM evals ORDER BY 1") == [("a", False), ("b", True)]
+
+
+def test_items_count_only_under_the_lease_that_was_accepted(store: Any, make: Any) -> None:
+    store.put("eval-items", make.items("lease-1", 0, 3), make.items("lost", 0, 2))
+    store.put("telemetry", make.accepted(1, step=7))
+    assert store.ask("SELECT count(*) FROM eval_items") == [(5,)]
+    assert store.ask("SELECT count(*), min(step), min(suite) FROM eval_answers") == [(3, 7, "sums")]
+
+
+def test_alerts_are_shown_as_they_stand(store: Any, make: Any) -> None:
+    store.put(
+        "alerts",
+        make.alert(1, alert="a", value=2.0),
+        make.alert(2, alert="b", value="NaN"),
+        make.alert(3, "update", alert="b"),
+        make.alert(4, "resolved", alert="a", resolved_us=make.t0 + 5),
+    )
+    latest = store.ask("SELECT alert, state FROM alerts_latest ORDER BY 1")
+    assert latest == [("a", "resolved"), ("b", "update")]
+    assert store.ask("SELECT alert FROM alerts_open") == [("b",)]
+
+
+def test_the_slowest_rank_comes_first_with_its_ratio_to_the_median(store: Any, make: Any) -> None:
+    for rank, seconds in enumerate((0.1, 0.1, 0.3, 0.1)):
+        values = {"span/forward": [seconds] * 4, "loss": [1.0] * 4}
+        store.put("telemetry", make.frame(0, values, rank=rank, process=f"p{rank}"))
+    (first, *_) = store.ask("SELECT span, rank, round(ratio, 6), ranks, n FROM slowest_ranks")
+    assert first == ("forward", 2, 3.0, 4, 4)
+    assert len(store.ask("FROM slowest_ranks")) == 4
+
+
+def test_correlation_with_lag_finds_the_shift(store: Any, make: Any) -> None:
+    random = np.random.default_rng(0).normal(size=60)
+    store.put("telemetry", make.frame(0, {"a": list(random[:50])}))
+    store.put("telemetry", make.frame(1, {"b": [math.nan, *random[:48], math.inf]}))
+    found = store.ask("FROM correlation('run', 'a', 'b', max_lag := 3)")
+    best = max(found, key=lambda row: row[1])
+    assert (best[0], round(best[1], 6), best[2]) == (1, 1.0, 48)
+    assert [row[0] for row in found] == [-3, -2, -1, 0, 1, 2, 3]
+    assert store.ask("SELECT lag FROM correlation('run', 'a', 'b')") == [(0,)]
+    assert store.ask("FROM correlation('no such run', 'a', 'b')") == []
+
+
+def test_a_trend_takes_the_highest_revision(store: Any, make: Any) -> None:
+    store.put("windows", make.windows(1, mean=[1.0]), make.windows(2, mean=[2.0], revision=[1]))
+    assert store.ask("SELECT mean, epoch_us(window_start), epoch_us(window_end) FROM trends") == [
+        (2.0, make.t0, make.t0 + 10_000_000)
+    ]
+
+
+def test_a_run_shows_its_name_outcome_and_numbers(store: Any, make: Any) -> None:
+    """Case 3: two launches under one name are two runs."""
+    for run in ("r1", "r2"):
+        store.put("telemetry", make.started(0, run=run, name="exp1", config={"lr": 0.1}, world_size=1))
+        store.put("telemetry", make.frame(1, {"loss": [3.0, 2.0]}, run=run))
+    ended = events.ProcessEnded(run="r1", process="p0", seq=2, time_us=make.t0 + 1, outcome="exception")
+    store.put("telemetry", events.encode(ended))
+    assert store.ask("SELECT run, name, outcome, config FROM runs ORDER BY 1") == [
+        ("r1", "exp1", "exception", '{"lr":0.1}'),
+        ("r2", "exp1", None, '{"lr":0.1}'),
+    ]
+    assert store.ask(
+        "SELECT run, samples, metrics, last_step, ranks, alerts FROM run_summary ORDER BY 1"
+    ) == [
+        ("r1", 2, 1, 1, 1, 0),
+        ("r2", 2, 1, 1, 1, 0),
+    ]
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tehran", "America/New_York", "UTC"])
+def test_instants_and_days_are_the_same_in_every_time_zone(
+    store: Any, make: Any, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case S1: 2024-12-06T00:00Z."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        instant = 1_733_443_200_000_000
+        store.put("telemetry", make.frame(0, {"loss": [1.0]}, time_us=np.array([instant])))
+        with open_catalog(store.root) as catalog:
+            catalog.query(f"SET TimeZone = '{zone}'")
+            found = catalog.rows("SELECT epoch_us(time), utc_day(time)::VARCHAR FROM samples")
+            assert found == [(instant, "2024-12-06")]
+            where = "SELECT count(*) FROM samples WHERE time = TIMESTAMPTZ '2024-12-06 00:00:00+00'"
+            assert catalog.rows(where) == [(1,)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_ids_that_look_like_sql_are_only_text(store: Any, make: Any) -> None:
+    odd = "'); DROP TABLE x; --"
+    store.put("telemetry", make.started(0, run=odd, name=odd), make.frame(1, {odd: [1.0]}, run=odd))
+    quoted = odd.replace("'", "''")
+    assert store.ask("SELECT name FROM runs WHERE run = ?", [odd]) == [(odd,)]
+    assert store.ask(f"FROM correlation('{quoted}', '{quoted}', '{quoted}')") == []
