@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
-from driftline.cli.outcome import LEVELS, entry, finish, set_up_logging
+from driftline.cli.outcome import Level, entry, finish, set_up_logging
 
 if TYPE_CHECKING:
     from driftline.settings import Settings
@@ -41,9 +40,7 @@ Bootstrap = Annotated[
 ]
 Prefix = Annotated[str | None, typer.Option(help="Begins every topic name. Default: driftline.")]
 Root = Annotated[str | None, typer.Option(help="Folder of the tables. Default: ./driftline-data.")]
-LogLevel = Annotated[
-    str, typer.Option(click_type=click.Choice(LEVELS), help="What is logged to standard error.")
-]
+LogLevel = Annotated[Level, typer.Option(help="What is logged to standard error.")]
 
 
 def settings_of(
@@ -81,7 +78,7 @@ def _role(
     bootstrap: str | None,
     prefix: str | None,
     root: str | None = None,
-    log_level: str,
+    log_level: Level,
 ) -> None:
     """Runs a role's entry function with the settings until it is stopped."""
 
@@ -91,12 +88,15 @@ def _role(
         role: Callable[[Settings], int] = entry(module, function)
         return role(settings)
 
-    finish(run, name=name, debug=log_level == "debug")
+    finish(run, name=name, debug=log_level is Level.DEBUG)
 
 
 @app.command(rich_help_panel="Roles: one process each")
 def streams(
-    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Stream worker: windows, detectors, triggers.
 
@@ -116,7 +116,10 @@ def streams(
 
 @app.command(rich_help_panel="Roles: one process each")
 def scheduler(
-    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Scheduler: gives evaluation requests to evaluators.
 
@@ -135,7 +138,10 @@ def scheduler(
 
 @app.command(rich_help_panel="Roles: one process each")
 def evaluator(
-    config: Config = None, bootstrap: Bootstrap = None, prefix: Prefix = None, log_level: LogLevel = "info"
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    prefix: Prefix = None,
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Evaluator: loads checkpoints and runs the suites on them.
 
@@ -159,7 +165,7 @@ def sink(
     bootstrap: Bootstrap = None,
     prefix: Prefix = None,
     root: Root = None,
-    log_level: LogLevel = "info",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Sink: writes everything to tables of Parquet files, once.
 
@@ -180,7 +186,7 @@ def sink(
 @app.command(rich_help_panel="Roles: one process each")
 def broker(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 9092,
-    log_level: LogLevel = "info",
+    log_level: LogLevel = Level.INFO,
 ) -> None:
     """Embedded broker, for a first look and for development.
 
@@ -193,7 +199,7 @@ def broker(
         serve: Callable[..., int] = entry("driftline.broker", "serve")
         return serve(port=port)
 
-    finish(run, name="broker", debug=log_level == "debug")
+    finish(run, name="broker", debug=log_level is Level.DEBUG)
 
 
 @app.command(rich_help_panel="Look")
@@ -206,7 +212,7 @@ def watch(
     config: Config = None,
     bootstrap: Bootstrap = None,
     prefix: Prefix = None,
-    log_level: LogLevel = "warning",
+    log_level: LogLevel = Level.WARNING,
 ) -> None:
     """Live view of the runs on a broker: progress, curves, evaluations, alerts.
 
@@ -222,7 +228,7 @@ def watch(
             settings.kafka, run=run, since_s=_seconds(since), once=once, lines=lines, interval_s=interval
         )
 
-    finish(show, name="watch", debug=log_level == "debug")
+    finish(show, name="watch", debug=log_level is Level.DEBUG)
 
 
 def _seconds(since: str) -> float | None:
@@ -245,7 +251,7 @@ def sql(
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV with a header.")] = False,
     max_rows: Annotated[int, typer.Option(min=1, help="Rows shown in a table; JSON and CSV have all.")] = 100,
     config: Config = None,
-    log_level: LogLevel = "warning",
+    log_level: LogLevel = Level.WARNING,
 ) -> None:
     """Answer an SQL query (DuckDB) from the tables.
 
@@ -260,7 +266,7 @@ def sql(
         form = "json" if as_json else "csv" if as_csv else "table"
         return print_answer(settings_of(config, root=root).storage.root, text, form=form, max_rows=max_rows)
 
-    finish(answer, name="sql", debug=log_level == "debug")
+    finish(answer, name="sql", debug=log_level is Level.DEBUG)
 
 
 @app.command(rich_help_panel="Look")
@@ -285,7 +291,7 @@ def demo(
     check: Annotated[
         bool, typer.Option("--check", help="Compare what was found with what was caused; fail if it differs.")
     ] = False,
-    log_level: LogLevel = "warning",
+    log_level: LogLevel = Level.WARNING,
 ) -> None:
     """A real training, watched, evaluated and stored, in about two minutes.
 
@@ -300,7 +306,7 @@ def demo(
         given = {name: value for name, value in options.items() if value is not None}
         return run_demo(root=root, bootstrap=bootstrap, plain=plain, check=check, **given)
 
-    finish(run, name="demo", debug=log_level == "debug")
+    finish(run, name="demo", debug=log_level is Level.DEBUG)
 
 
 @app.command(rich_help_panel="Look")

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 import typer
@@ -25,7 +26,15 @@ EXTRAS = {
     "matplotlib": "plots",
 }
 """Which extra brings a module."""
-LEVELS = ("debug", "info", "warning", "error")
+
+
+class Level(StrEnum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def finish(command: Callable[[], int], *, name: str, debug: bool) -> None:
@@ -70,14 +79,14 @@ def _fail(name: str, text: str, code: int, debug: bool) -> int:
     return code
 
 
-def set_up_logging(level: str, *, role: str) -> None:
+def set_up_logging(level: Level, *, role: str) -> None:
     """Our own log lines on stderr from ``level`` up; with "debug" those of the client libraries too."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {role}: %(message)s", "%H:%M:%S"))
     handler.setLevel(level.upper())
     ours = logging.getLogger("driftline")
     ours.setLevel(level.upper())
-    if level == "debug":
+    if level is Level.DEBUG:
         os.environ["DRIFTLINE_LOG"] = "debug"  # what the roles' own modules go by
         logging.getLogger().addHandler(handler)
         return
