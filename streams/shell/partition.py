@@ -301,10 +301,11 @@ class PartitionTask(Generic[S]):
     async def _recover(self) -> Cursor[S]:
         """The highest of: the predecessor's cursor, complete snapshots, the beginning of the log."""
         parts = self._parts
+        collected = await self._read_snapshots()
+        # The log's end only after the snapshots: another worker may have written both meanwhile.
         async with LogReader(parts.settings.kafka, parts.source_topic, self.partition) as reader:
             bounds = await reader.bounds()
         self._caught_up_at = bounds.end
-        collected = await self._read_snapshots()
         self._known = dict(collected.keys)
         if any(found.offset > bounds.end for found in collected.complete):
             log.error(

@@ -74,6 +74,8 @@ class ToyCore:
         state["counts"][key] = state["counts"].get(key, 0) + 1
         this = OutputId(state["uuid"], state["partition"], offset, 0)
         body = {"id": str(this), "hash": state["hash"], "key": key, "count": state["counts"][key]}
+        if key == "big":  # more than Kafka takes
+            body["pad"] = "x" * 1_100_000
         return Output("windows", key, json.dumps(body | {"time_ms": time_ms}).encode(), this)
 
 
