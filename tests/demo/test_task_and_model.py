@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from driftline.demo import faults, model, suite, task, training
+from driftline.demo.adamw import BETAS, EPSILON, WEIGHT_DECAY, AdamW
 from driftline.evaluator.checkpoints import CheckpointFolder
 from driftline.evaluator.suites import GenerationSuite, ScoringSuite, read, resolve
 from driftline.events import Checkpoint, SuiteRef
@@ -135,3 +136,23 @@ def test_exact_match_needs_every_token_of_an_answer() -> None:
 
 def _rows(batch: task.Batch) -> list[str]:
     return [task.decode(row) for row in batch.tokens.tolist()]
+
+
+def test_adamw_steps_as_torch_does() -> None:
+    def trained(ours: bool) -> torch.Tensor:
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(4, 3)
+        optimizer = (
+            AdamW(layer.parameters())
+            if ours
+            else torch.optim.AdamW(
+                layer.parameters(), lr=0.01, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY
+            )
+        )
+        for step in range(5):
+            layer.zero_grad()
+            layer(torch.full((2, 4), float(step))).square().sum().backward()
+            optimizer.step(0.01) if isinstance(optimizer, AdamW) else optimizer.step()
+        return layer.weight.detach()
+
+    torch.testing.assert_close(trained(True), trained(False))

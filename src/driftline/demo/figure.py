@@ -9,19 +9,21 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from driftline.demo.findings import Findings, Score, Series
+from driftline.demo.findings import AlertFound, Findings, Score, Series
 
 LOSS, MATCH, ACCURACY, LENGTH, PERPLEXITY = "#2f7ed8", "#8aa4bf", "#1f9d74", "#8a63c9", "#b8772f"
 RANKS = ("#7aa6d6", "#5aa88f", "#c98a3c", "#9c83c4", "#7d8c99", "#b07a8c", "#8f9a4b", "#4f9aa8")
-ALERT, SLOW, BUSY = "#d1495b", "#d1495b", "#c9a227"
+ALERT, BUSY = "#d1495b", "#c9a227"
 INK, FAINT = "#1f2933", "#c9d1d9"
+Place = Literal["upper right", "lower left", "lower right"]
 _INK_SENTINEL, _FAINT_SENTINEL = "#010203", "#040506"
 _STYLE: Any = {
     "font.size": 10,
@@ -55,8 +57,10 @@ def png(found: Findings) -> bytes:
 
 def svg(found: Findings) -> str:
     """An ``<svg>`` element whose text and axes have the CSS colours ``--ink`` and ``--faint`` of the page."""
-    text = _saved(found, Ink(_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
-    text = text[text.index("<svg") :].replace(_INK_SENTINEL, "var(--ink)")
+    text = _saved(found, Ink(Place = Literal["upper right", "lower left", "lower right"]
+_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
+    text = text[text.index("<svg") :].replace(Place = Literal["upper right", "lower left", "lower right"]
+_INK_SENTINEL, "var(--ink)")
     text = text.replace(_FAINT_SENTINEL, "var(--faint)")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
@@ -81,7 +85,7 @@ def _style(ink: Ink) -> Iterator[None]:
 
 def draw(found: Findings, ink: Ink) -> Figure:
     """Six panels over the training steps."""
-    figure = Figure(figsize=(12.5, 11.2), layout="constrained")
+    figure = Figure(figsize=(12.5, 11.4), layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1))
     grid = figure.subplots(3, 2, sharex=True)
     _loss(grid[0][0], found)
     _accuracy(grid[0][1], found)
@@ -107,12 +111,9 @@ def _loss(axes: Axes, found: Findings) -> None:
     axes.fill_between(curve.step, curve.low, curve.high, color=LOSS, alpha=0.18, linewidth=0)
     axes.plot(curve.step, curve.mean, color=LOSS, linewidth=1.2, label="mean; band: lowest to highest rank")
     for alert in found.alerts:
-        if alert.metric == "loss" and alert.step is not None:
-            _span(axes, alert.step, alert.last_step)
-            near = curve.mean[np.searchsorted(curve.step, alert.step) :][:30]
-            top = float(near.max()) if len(near) else float(curve.mean.max())
-            _note(axes, alert.step, top, f"{alert.rule}\nstep {alert.step}")
-    axes.legend(loc="lower left")
+        if alert.metric == "loss":
+            _mark(axes, found, alert)
+    _legend(axes, "lower left")
 
 
 def _accuracy(axes: Axes, found: Findings) -> None:
@@ -123,7 +124,7 @@ def _accuracy(axes: Axes, found: Findings) -> None:
         axes.plot(curve.step, smooth, color=MATCH, linewidth=1.2, label="training batches, teacher-forced")
     _scored(axes, found.scores.get("accuracy", []), ACCURACY, "held-out sums, generated")
     axes.set_ylim(-0.03, 1.05)
-    axes.legend(loc="lower right")
+    _legend(axes, "lower right")
 
 
 def _length(axes: Axes, found: Findings) -> None:
@@ -131,7 +132,7 @@ def _length(axes: Axes, found: Findings) -> None:
     scores = found.scores.get("response_length", [])
     _scored(axes, scores, LENGTH, "mean, 95 % interval")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right")
+    _legend(axes, "upper right")
 
 
 def _perplexity(axes: Axes, found: Findings) -> None:
@@ -139,31 +140,26 @@ def _perplexity(axes: Axes, found: Findings) -> None:
     _scored(axes, found.scores.get("perplexity", []), PERPLEXITY, "by token, 95 % interval")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(loc="upper right")
+    _legend(axes, "upper right")
 
 
 def _forward(axes: Axes, found: Findings) -> None:
     axes.set_title("Forward pass by rank, median of 10 steps, ms")
-    slow = {a.rank: a for a in found.alerts if a.detector == "slow_rank" and a.rank is not None}
+    alerts = [a for a in found.alerts if a.detector == "slow_rank" and a.rank is not None]
     top = 0.0
     for rank, (step, seconds) in found.forward_by_rank.items():
         at, median = _medians(step, seconds * 1000, 10)
         top = max(top, float(np.quantile(median, 0.995)) if len(median) else 0.0)
-        marked = rank in slow
-        axes.plot(
-            at,
-            median,
-            color=SLOW if marked else RANKS[rank % len(RANKS)],
-            linewidth=2.0 if marked else 1.1,
-            zorder=3 if marked else 2,
-            label=f"rank {rank}",
-        )
+        colour = RANKS[rank % len(RANKS)]
+        axes.plot(at, median, color=colour, linewidth=1.1, label=f"rank {rank}")
+        for alert in alerts:
+            if alert.rank == rank and alert.step is not None:
+                slow = (at >= alert.step - 10) & (at <= (alert.last_step or alert.step) + 10)
+                axes.plot(at[slow], median[slow], color=ALERT, linewidth=2.4, zorder=3)
     axes.set_ylim(0, top * 1.3 or 1)
-    for marked_rank, alert in slow.items():
-        if alert.step is not None:
-            _span(axes, alert.step, alert.last_step)
-            _note(axes, alert.step, top, f"{alert.rule}\nrank {marked_rank}, step {alert.step}")
-    axes.legend(loc="upper right", ncols=2)
+    for alert in alerts:
+        _mark(axes, found, alert, f"rank {alert.rank}, ")
+    _legend(axes, "upper right", ncols=2)
 
 
 def _step_time(axes: Axes, found: Findings) -> None:
@@ -176,7 +172,12 @@ def _step_time(axes: Axes, found: Findings) -> None:
     for index, (first, last) in enumerate(found.toll.during):
         label = "an evaluation was running" if index == 0 else None
         axes.axvspan(first - 0.5, last + 0.5, color=BUSY, alpha=0.3, linewidth=0, label=label)
-    axes.legend(loc="upper right")
+    _legend(axes, "upper right")
+
+
+def _legend(axes: Axes, place: Place, ncols: int = 1) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc=place, ncols=ncols)
 
 
 def _scored(axes: Axes, scores: list[Score], colour: str, label: str) -> None:
@@ -189,21 +190,23 @@ def _scored(axes: Axes, scores: list[Score], colour: str, label: str) -> None:
     )
 
 
-def _span(axes: Axes, first: int, last: int | None) -> None:
-    axes.axvspan(first, max(last or first, first + 3), color=ALERT, alpha=0.16, linewidth=0)
-
-
-def _note(axes: Axes, step: int, value: float, text: str) -> None:
+def _mark(axes: Axes, found: Findings, alert: AlertFound, whose: str = "") -> None:
+    """Shades the steps of an alert and names it at their side, on the side where there is more room."""
+    if alert.step is None:
+        return
+    last = max(alert.last_step or alert.step, alert.step + 3)
+    axes.axvspan(alert.step, last, color=ALERT, alpha=0.16, linewidth=0)
+    left = last > 0.75 * found.last_step
     axes.annotate(
-        text,
-        (step, value),
-        xytext=(-8, 8),
+        f"{alert.rule}\n{whose}step {alert.step}",
+        (alert.step if left else last, 0.97),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(-5 if left else 5, 0),
         textcoords="offset points",
-        ha="right",
-        va="bottom",
+        ha="right" if left else "left",
+        va="top",
         fontsize=9,
         color=ALERT,
-        annotation_clip=False,
     )
 
 

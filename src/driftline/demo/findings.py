@@ -45,6 +45,7 @@ class AlertFound(NamedTuple):
     seconds: float | None
     """From opening to resolution; None while it is open."""
     explanation: str
+    """What was said when it opened."""
 
 
 class Findings(NamedTuple):
@@ -58,6 +59,8 @@ class Findings(NamedTuple):
     seconds: float
     """From the first rank's start to the last one's end."""
     checkpoints: int
+    evaluated: int
+    """Checkpoints that were evaluated."""
     evaluations: int
     alerts: list[AlertFound]
     scores: dict[str, list[Score]]
@@ -80,7 +83,9 @@ def find(root: Path, run: str) -> Findings:
     with open_catalog(root) as db:
         summaries = db.rows(
             """SELECT samples, ranks, last_step, epoch_us(coalesce(ended, now())) - epoch_us(started),
-                   checkpoints, evaluations FROM run_summary WHERE run = ?""",
+                   checkpoints, evaluations,
+                   (SELECT count(DISTINCT step) FROM evals WHERE evals.run = run_summary.run)
+               FROM run_summary WHERE run = ?""",
             [run],
         )
         if not summaries:
@@ -96,6 +101,7 @@ def find(root: Path, run: str) -> Findings:
             seconds=summary[3] / 1e6,
             checkpoints=summary[4],
             evaluations=summary[5],
+            evaluated=summary[6],
             alerts=_alerts(db, run),
             scores=_scores(db, run),
             curves={metric: _curve(db, run, metric) for metric in CURVES},
@@ -108,10 +114,13 @@ def find(root: Path, run: str) -> Findings:
 
 def _alerts(db: Catalog, run: str) -> list[AlertFound]:
     rows = db.rows(
-        """SELECT rule, detector, severity, state, rank, metric, step, last_step,
-               (epoch_us(resolved) - epoch_us(opened)) / 1e6, explanation
-           FROM alerts_latest WHERE run = ? ORDER BY opened, alert""",
-        [run],
+        """WITH said AS (SELECT alert, any_value(explanation) AS explanation FROM alerts
+               WHERE run = ? AND state = 'open' GROUP BY alert)
+           SELECT rule, detector, severity, state, rank, metric, step, last_step,
+               (epoch_us(resolved) - epoch_us(opened)) / 1e6,
+               coalesce(said.explanation, latest.explanation)
+           FROM alerts_latest AS latest LEFT JOIN said USING (alert) WHERE run = ? ORDER BY opened, alert""",
+        [run, run],
     )
     return [AlertFound(*row) for row in rows]
 

@@ -96,7 +96,7 @@ def _tiles(found: Findings) -> str:
     tiles = [
         (f"{found.last_step:,}", f"steps in {found.seconds:.0f} s, on {found.ranks} ranks"),
         (f"{found.samples:,}", "samples stored"),
-        (str(found.evaluations), f"evaluations, of {found.checkpoints} checkpoints"),
+        (str(found.evaluations), f"evaluations, of {found.evaluated} of {found.checkpoints} checkpoints"),
         (str(len(found.alerts)), "alerts"),
         (f"{max(0.0, found.toll.total):.1f} s", "taken from training by evaluation"),
     ]

@@ -43,7 +43,8 @@ def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Co
     say()
     say(
         f"[bold]Run {found.run}[/]: {found.ranks} ranks, {found.last_step} steps in {found.seconds:.0f} s, "
-        f"{found.samples:,} samples, {found.checkpoints} checkpoints, {found.evaluations} evaluations, "
+        f"{found.samples:,} samples, {found.evaluations} evaluations of {found.evaluated} of "
+        f"{found.checkpoints} checkpoints, "
         f"{len(found.alerts)} alerts"
     )
     say("\n[bold]Evaluations[/]")
@@ -52,7 +53,7 @@ def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Co
     console.print(_alerts(found))
     say("\n[bold]Time that evaluation took from training[/]")
     for line in toll_lines(found.toll):
-        console.print(Padding(line, (0, 0, 0, 2)), highlight=False)
+        console.print(Padding(line, (0, 0, 0, 2), expand=False), highlight=False)
     say("\n[bold]Three questions to the tables[/]")
     for answer in answers:
         _print_answer(answer, console)
@@ -107,12 +108,12 @@ def _alerts(found: Findings) -> Table:
 
 
 def _print_answer(answer: Answer, console: Console) -> None:
-    console.print(Padding(answer.question.asks, (1, 0, 0, 2)), highlight=False)
+    console.print(Padding(answer.question.asks, (1, 0, 0, 2), expand=False), highlight=False)
     if console.is_terminal:
         code = Syntax(answer.question.sql, "sql", background_color="default", word_wrap=True)
-        console.print(Padding(code, (0, 0, 0, 4)))
+        console.print(Padding(code, (0, 0, 0, 4), expand=False))
     else:
-        console.print(Padding(escape(answer.question.sql), (0, 0, 0, 4)), highlight=False)
+        console.print(Padding(escape(answer.question.sql), (0, 0, 0, 4), expand=False), highlight=False)
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in answer.columns:
         table.add_column(column, justify="right")
@@ -120,7 +121,7 @@ def _print_answer(answer: Answer, console: Console) -> None:
         table.add_row(*map(escape, row))
     if len(answer.rows) > ROWS_MAX:
         table.add_row(f"and {len(answer.rows) - ROWS_MAX} more")
-    console.print(Padding(table, (0, 0, 1, 4)))
+    console.print(Padding(table, (0, 0, 1, 4), expand=False))
 
 
 def _relative(path: Path) -> str:

@@ -13,8 +13,6 @@ _TEXT = """\
 #   driftline streams|scheduler|sink|evaluator --config THIS_FILE
 storage:
   root: {root}
-  commit: 1s              # small commits, so that the tables are current while one watches
-  catalog: 3s
 
 windows:
   - {{axis: time, size: 10s, every: 1s}}
@@ -36,8 +34,13 @@ evaluator:
   threads: 1
   nice: 15                # training on the same cores goes first
 
-# The detectors are the built-in ones with their defaults: loss spikes and divergence, slow and silent ranks,
-# non-finite values. A threshold of one's own beside them:
+# The built-in detectors look for spikes and divergence of the loss, slow and silent ranks, NaN and infinities.
+detectors:
+  # Here four ranks and all parts share a few cores, so that each rank is slow by turns for a moment. Where
+  # ranks have their own devices the default, 1.3 times, is the better one.
+  - {{kind: slow_rank, params: {{ratio: 2.0}}}}
+
+# A threshold of one's own beside them:
 alerting:
   rules:
     - {{name: memory-full, when: "memory_utilization > 97 for 10s", severity: warn}}

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import driftline
 from driftline.demo import faults, model, task
+from driftline.demo.adamw import AdamW
 
 ASK_EVERY = 10
 """Every so many steps the ranks agree on whether time is up."""
@@ -66,9 +67,7 @@ class Trainer:
         self.faults = faults.plan(options.steps)
         self.model = model.Adder()
         self.parallel = DistributedDataParallel(self.model)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
-        )
+        self.optimizer = AdamW(self.model.parameters())
         self.batches = task.training_batches(size=options.batch, rank=rank, seed=options.seed)
 
     def step(self, step: int) -> None:
@@ -85,14 +84,12 @@ class Trainer:
             if self.faults.slows(rank=self.rank, step=step):
                 time.sleep((self.faults.slow_times - 1) * (time.perf_counter() - began))
         with run.span("backward", step=step):
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]
         with run.span("optimizer", step=step):
             learning_rate = self.learning_rate(step)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
             grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-            self.optimizer.step()
+            self.optimizer.step(learning_rate)
         tokens = batch.answer_tokens
         run.log({"loss": loss.detach(), "tokens": tokens}, step=step, weight=tokens)
         run.log(

@@ -132,7 +132,7 @@ def _evaluations(db: Catalog, run: str) -> Iterator[Check]:
         how = "each one, done" if once else f"not each one: {mine}"
         yield Check(
             set(mine) == due and once,
-            f"evaluations with {suite}: {len(due)} of {len(steps)} checkpoints were due (every {every} steps, "
+            f"evaluations with {suite}: {len(due)} of {len(steps)} checkpoints due (every {every} steps, "
             f"first and last), {len(mine)} have a result, {how}",
         )
 
