@@ -60,13 +60,14 @@ _MIDDLE: F64 = np.array([2.0 ** ((j + 0.5) / PER_OCTAVE) for j in range(PER_OCTA
 
 def bucket(values: F64) -> I64:
     """Bucket codes of finite values."""
-    bits = np.abs(values).view(np.int64)
+    size = np.abs(values)
+    bits = size.view(np.int64)
     exponent = bits >> 52
     small = exponent == 0
     shift: I64 | int = 0
     if small.any():  # denormals have no hidden bit: lift them by 2**64 first
         shift = np.where(small, 64, 0)
-        bits = np.where(small, np.abs(values) * 2.0**64, np.abs(values)).view(np.int64)
+        bits = np.multiply(size, 2.0**64, out=size, where=small).view(np.int64)
         exponent = bits >> 52
     mantissa = bits & _MANTISSA
     at = mantissa >> _SLICE_BITS

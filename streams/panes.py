@@ -95,6 +95,8 @@ class OpenPanes:
         """Whether samples of these panes fit, whatever is open by then."""
         if len(self.slots) + len(panes) <= MAX_OPEN_PANES:
             return True
+        if int(panes.max()) - int(panes.min()) + 1 + len(self.slots) <= MAX_OPEN_PANES:
+            return True
         new = set(np.unique(panes).tolist()) - self.slots.keys()
         return len(self.slots) + len(new) <= MAX_OPEN_PANES
 

@@ -1,0 +1,591 @@
+"""The slow, obvious oracle of windows: one record at a time, one sample at a time, dictionaries and exact numbers.
+
+``run(records, config)`` gives the rows of ``windows`` that the pipeline must give, as a list of dicts.
+``differences(rows, outputs)`` compares them with what the pipeline put out. ``make_log(seed)`` makes a small
+random log with everything odd in it. Nothing here is shared with the code under test but the wire format.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from driftline import events, frames, records, window_rows
+from driftline.config import PipelineConfig, WindowSpec
+from driftline.errors import BadRecord
+from driftline.records import Output, Record
+
+Row = dict[str, Any]
+NO_STEP = frames.NO_STEP
+COUNTS = ("count", "nan", "inf", "min_rank", "max_rank", "present", "expected", "revision")
+EXACT = ("min", "max", "first", "last")
+
+
+class Sample:
+    def __init__(self, value: float, weight: float, rank: int | None, process: str) -> None:
+        self.value, self.weight, self.rank, self.process = value, weight, rank, process
+
+
+class Axis:
+    def __init__(self, name: str, config: PipelineConfig) -> None:
+        self.name = name
+        self.specs: list[WindowSpec] = []
+        for spec in config.windows:
+            if spec.axis == name and spec not in self.specs:
+                self.specs.append(spec)
+        sizes = [n for spec in self.specs for n in (spec.size, spec.every)]
+        self.pane = math.gcd(*sizes) if sizes else (1_000_000 if name == "time" else 1)
+        self.cells: dict[tuple[int, str, str], list[Sample]] = {}  # (pane, group, metric)
+        self.closed = -(10**30)
+        self.out: list[int] = [-(10**30) for _ in self.specs]
+        self.mark: int | None = None
+        self.first: dict[str, int] = {}
+        self.newest: dict[str, int] = {}
+        self.moved: dict[str, int] = {}
+        self.holding: dict[str, bool] = {}
+        self.waiting: list[list[int]] = []
+        self.late = 0
+
+    def advance(self, process: str, low: int, high: int, now: int) -> None:
+        if process not in self.first:
+            self.first[process], self.newest[process], self.moved[process] = low, high, now
+        elif high > self.newest[process]:
+            self.newest[process], self.moved[process] = high, now
+        if not self.holding.get(process):
+            self.waiting = [[at, min(position, self.newest[process])] for at, position in self.waiting]
+        self.holding[process] = True
+
+    def watermark(self, now: int, lateness: int) -> int | None:
+        held = [self.newest[p] for p, holds in self.holding.items() if holds]
+        if held and self.name == "time":
+            self._raise(min(held) - lateness)
+        elif held:
+            if self.waiting and self.waiting[-1][0] == now:
+                self.waiting[-1][1] = min(held)
+            else:
+                self.waiting.append([now, min(held)])
+        while self.waiting and self.waiting[0][0] <= now - lateness:
+            self._raise(self.waiting.pop(0)[1])
+        return self.mark
+
+    def _raise(self, value: int) -> None:
+        self.mark = value if self.mark is None else max(self.mark, value)
+
+
+class Process:
+    def __init__(self, attempt: int, rank: int | None, now: int) -> None:
+        self.attempt, self.rank, self.seen = attempt, rank, now
+        self.role, self.host, self.seq = "trainer", "", -1
+        self.ended = self.idle = False
+
+
+class Attempt:
+    def __init__(self, config: PipelineConfig, now: int) -> None:
+        self.started, self.world, self.world_role, self.finished = now, None, "", False
+        self.rewound: int | None = None
+        self.seats: dict[str, str] = {}
+        self.members: list[str] = []
+        self.left: set[str] = set()
+        self.part: dict[tuple[str, str], set[str]] = {}
+        self.axes = {name: Axis(name, config) for name in ("time", "step")}
+
+    def awaited(self, now: int, grace: int) -> int:
+        if self.world is None or now >= self.started + grace:
+            return 0
+        return max(0, self.world - sum(seat.startswith(self.world_role + "/") for seat in self.seats))
+
+
+class Naive:
+    """One run's windows; a log may hold several runs."""
+
+    def __init__(self, name: str, config: PipelineConfig, now: int) -> None:
+        self.name, self.config, self.now = name, config, now
+        self.attempts = [Attempt(config, now)]
+        self.processes: dict[str, Process] = {}
+        self.rows: list[Row] = []
+
+    # --- records -------------------------------------------------------------------------------------------
+
+    def take(self, content: Any, reference: int) -> None:
+        if isinstance(content, events.ProcessStarted):
+            self.started(content)
+            return
+        process = self.processes.get(content.process)
+        if process is None:
+            rank = content.rank if isinstance(content, frames.Frame) else None
+            process = self.join(content.process, len(self.attempts) - 1, rank)
+            if isinstance(content, frames.Frame) and rank is not None:
+                self.attempts[-1].seats.setdefault(f"trainer/{rank}", content.process)
+        if content.seq <= process.seq:
+            return
+        process.seq = content.seq
+        self.lives(content.process)
+        attempt = self.attempts[process.attempt]
+        if isinstance(content, frames.Frame):
+            if len(content.metric):
+                self.frame(attempt, process, content, reference)
+        elif isinstance(content, events.ProcessEnded):
+            process.ended = True
+            self.leave(attempt, content.process)
+            if not self.over(attempt):
+                self.move(attempt)
+        elif isinstance(content, events.Heartbeat):
+            places = {"time": content.time_us, "step": content.step}
+            if content.time_us > self.now + self.config.future_skew_us:
+                places["time"] = None
+            for name, axis in attempt.axes.items():
+                if places[name] is not None and content.process in axis.first:
+                    axis.advance(content.process, places[name], places[name], self.now)
+            self.move(attempt)
+        elif isinstance(content, events.RunRewound):
+            self.rewound(content, process)
+
+    def join(self, name: str, attempt: int, rank: int | None) -> Process:
+        process = self.processes[name] = Process(attempt, rank, self.now)
+        self.attempts[attempt].members.append(name)
+        self.attempts[attempt].finished = False
+        for axis in self.attempts[attempt].axes.values():
+            axis.moved[name] = self.now
+        return process
+
+    def lives(self, name: str) -> None:
+        process = self.processes[name]
+        process.seen, process.idle, process.ended = max(process.seen, self.now), False, False
+        attempt = self.attempts[process.attempt]
+        attempt.left.discard(name)
+        attempt.finished = False
+
+    def started(self, event: events.ProcessStarted) -> None:
+        if event.process in self.processes:
+            process = self.processes[event.process]
+            if event.seq > process.seq:
+                process.seq = event.seq
+                self.lives(event.process)
+                process.role, process.host = event.role, event.host
+            return
+        number = len(self.attempts) - 1
+        if event.parent in self.processes:
+            number = self.processes[event.parent].attempt
+        seat = None if event.parent or event.rank is None else f"{event.role}/{event.rank}"
+        if seat is not None and self.attempts[number].seats.get(seat, event.process) != event.process:
+            self.attempts.append(Attempt(self.config, self.now))
+            number = len(self.attempts) - 1
+        process = self.join(event.process, number, event.rank)
+        process.role, process.host, process.seq = event.role, event.host, event.seq
+        if seat is not None:
+            attempt = self.attempts[number]
+            attempt.seats[seat] = event.process
+            if attempt.world is None and event.world_size is not None:
+                attempt.world, attempt.world_role = event.world_size, event.role
+
+    def rewound(self, event: events.RunRewound, process: Process) -> None:
+        if not (process.attempt < len(self.attempts) - 1 and self.attempts[-1].rewound == event.step):
+            last = self.attempts[-1]
+            self.attempts.append(Attempt(self.config, self.now))
+            self.attempts[-1].rewound = event.step
+            self.attempts[-1].world, self.attempts[-1].world_role = last.world, last.world_role
+        self.leave(self.attempts[process.attempt], event.process)
+        process.attempt = len(self.attempts) - 1
+        attempt = self.attempts[-1]
+        attempt.members.append(event.process)
+        attempt.finished = False
+        for axis in attempt.axes.values():
+            axis.moved[event.process] = self.now
+        if process.rank is not None:
+            attempt.seats.setdefault(f"{process.role}/{process.rank}", event.process)
+
+    def leave(self, attempt: Attempt, name: str) -> None:
+        attempt.left.add(name)
+        for axis in attempt.axes.values():
+            axis.holding[name] = False
+
+    # --- samples -------------------------------------------------------------------------------------------
+
+    def frame(self, attempt: Attempt, process: Process, frame: frames.Frame, reference: int) -> None:
+        rank = process.rank if frame.rank is None else frame.rank
+        columns = frame.metric, frame.step, frame.time_us, frame.value, frame.weight
+        samples = list(zip(*(column.tolist() for column in columns), strict=True))
+        for metric, *_ in samples:
+            for group in self.groups(process, rank, frame.names[metric]):
+                attempt.part.setdefault((group, frame.names[metric]), set()).add(frame.process)
+        for name, axis in attempt.axes.items():
+            boundary = axis.closed
+            reached = []
+            for metric, step, time, value, weight in samples:
+                position = time if name == "time" else step
+                if name == "step" and step == NO_STEP:
+                    continue
+                if name == "step" or time <= reference + self.config.future_skew_us:
+                    reached.append(position)
+                if position // axis.pane < boundary:
+                    axis.late += 1
+                    continue
+                sample = Sample(value, weight, rank, frame.process)
+                for group in self.groups(process, rank, frame.names[metric]):
+                    key = (position // axis.pane, group, frame.names[metric])
+                    axis.cells.setdefault(key, []).append(sample)
+            if reached:
+                axis.advance(frame.process, min(reached), max(reached), self.now)
+        self.move(attempt)
+
+    def groups(self, process: Process, rank: int | None, metric: str) -> list[str]:
+        groups = [""]
+        if rank is not None and metric in self.config.per_rank:
+            groups.append(f"rank={rank}")
+        if process.host and metric in self.config.per_host:
+            groups.append(f"host={process.host}")
+        if process.role and metric in self.config.per_role:
+            groups.append(f"role={process.role}")
+        return groups
+
+    # --- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now: int, hole: int) -> None:
+        for process in self.processes.values():
+            process.seen = min(self.now, process.seen + hole) if hole else process.seen
+        for attempt in self.attempts:
+            for axis in attempt.axes.values():
+                if hole:
+                    axis.moved = {name: min(self.now, at + hole) for name, at in axis.moved.items()}
+        for name, process in self.processes.items():
+            if process.ended:
+                continue
+            silent = now - process.seen > self.config.idle_us
+            process.idle = process.idle or silent
+            for axis in self.attempts[process.attempt].axes.values():
+                if silent or now - axis.moved[name] > self.config.idle_us:
+                    axis.holding[name] = False
+        for attempt in self.attempts:
+            if not self.over(attempt):
+                self.move(attempt)
+
+    def move(self, attempt: Attempt) -> None:
+        for axis in attempt.axes.values():
+            mark = axis.watermark(self.now, self.config.allowed_lateness_us)
+            if mark is not None and mark // axis.pane > axis.closed:
+                axis.closed = mark // axis.pane
+                self.windows(attempt, axis, axis.closed * axis.pane)
+
+    def over(self, attempt: Attempt) -> bool:
+        if attempt.finished or not attempt.members:
+            return attempt.finished
+        if attempt.awaited(self.now, self.config.start_grace_us):
+            return False
+        for name in attempt.members:
+            process = self.processes[name]
+            away = self.attempts[process.attempt] is not attempt
+            if not (name in attempt.left or process.idle or away):
+                return False
+        attempt.finished = True
+        for axis in attempt.axes.values():
+            open_panes = [pane for pane, _, _ in axis.cells if pane >= axis.closed]
+            axis.closed = max([axis.closed, *(pane + 1 for pane in open_panes)])
+            self.windows(attempt, axis, None)
+        return True
+
+    def windows(self, attempt: Attempt, axis: Axis, until: int | None) -> None:
+        """All windows that end after those that are out, up to ``until``, with a sample in closed panes."""
+        for at, spec in enumerate(axis.specs):
+            found: dict[tuple[int, str, str], list[int]] = {}
+            for pane, group, metric in axis.cells:
+                if pane >= axis.closed:
+                    continue
+                first = pane * axis.pane
+                start = first // spec.every * spec.every
+                while start + spec.size > first:
+                    end = start + spec.size
+                    if end > axis.out[at] and (until is None or end <= until):
+                        found.setdefault((start, group, metric), []).append(pane)
+                    start -= spec.every
+            for (start, group, metric), panes in found.items():
+                samples = [s for pane in sorted(panes) for s in axis.cells[(pane, group, metric)]]
+                self.rows.append(self.row(attempt, axis, spec, start, group, metric, samples))
+            if until is not None:
+                axis.out[at] = max(axis.out[at], until)
+            elif found:
+                axis.out[at] = max(axis.out[at], max(start for start, _, _ in found) + spec.size)
+
+    def row(
+        self, attempt: Attempt, axis: Axis, spec: WindowSpec, start: int, group: str, metric: str, samples: list[Sample]
+    ) -> Row:
+        end = start + spec.size
+        part = attempt.part[(group, metric)]
+        present = {s.process for s in samples}
+        could = {
+            p
+            for p in part
+            if p in axis.first
+            and axis.first[p] < end
+            and (axis.holding.get(p) or axis.newest[p] >= start)
+        }
+        awaited = attempt.awaited(self.now, self.config.start_grace_us)
+        extra = awaited if not group and len(part) >= 2 else 0
+        row: Row = {
+            "run": self.name,
+            "attempt": self.attempts.index(attempt),
+            "axis": axis.name,
+            "start": start,
+            "end": end,
+            "group": group,
+            "metric": metric,
+            "revision": 0,
+            "present": len(present),
+            "expected": len(could | present) + extra,
+        }
+        return row | aggregate(samples, self.config.quantiles.get(metric, []))
+
+
+def aggregate(samples: Sequence[Sample], quantiles: Sequence[float] = ()) -> Row:
+    """The aggregate of samples, in exact arithmetic."""
+    finite = [s for s in samples if math.isfinite(s.value)]
+    row: Row = {
+        "count": len(samples),
+        "nan": sum(math.isnan(s.value) for s in samples),
+        "inf": sum(math.isinf(s.value) for s in samples),
+        "first": samples[0].value,
+        "last": samples[-1].value,
+    }
+    weighted = [(Fraction(s.weight), Fraction(s.value)) for s in finite if 0 < s.weight < 2.0**480]
+    total = sum((w for w, _ in weighted), Fraction(0))
+    row["weight"] = float(total)
+    row["mean"] = row["std"] = None
+    if weighted:
+        mean = sum((w * x for w, x in weighted), Fraction(0)) / total
+        variance = sum((w * (x - mean) ** 2 for w, x in weighted), Fraction(0)) / total
+        row["mean"], row["std"] = float(mean), root(variance)
+    row |= dict.fromkeys(("min", "min_rank", "max", "max_rank", "p50", "p95", "p99"))
+    row["quantiles"] = {}
+    if finite:
+        least = min(s.value for s in finite)
+        most = max(s.value for s in finite)
+        row["min"], row["max"] = least, most
+        row["min_rank"] = next(s.rank for s in finite if s.value == least)
+        row["max_rank"] = next(s.rank for s in finite if s.value == most)
+        ordered = sorted(s.value for s in finite)
+        for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+            row[name] = quantile(ordered, q)
+        for q in quantiles:
+            if q not in (0.5, 0.95, 0.99):
+                row["quantiles"][f"p{q * 100:.10g}"] = quantile(ordered, q)
+    return row
+
+
+def root(variance: Fraction) -> float:
+    """Square root without overflow."""
+    if not variance:
+        return 0.0
+    shift = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
+    return math.ldexp(math.sqrt(float(variance / Fraction(4) ** shift)), shift)
+
+
+def quantile(ordered: list[float], q: float) -> float:
+    """The exact nearest-rank quantile; the pipeline may be 0.55 % off."""
+    return ordered[min(max(math.ceil(q * len(ordered) - 1e-9), 1), len(ordered)) - 1]
+
+
+def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row]:
+    """Rows of all windows that the log closes. The configuration is the one given, from the start."""
+    config = config or PipelineConfig()
+    runs: dict[str, Naive] = {}
+    last_tick: int | None = None
+    for record in log:
+        try:
+            content = records.decode(record.value)
+        except BadRecord:
+            continue
+        time = record.time_ms * 1000
+        if isinstance(content, events.Tick):
+            hole = time - last_tick if last_tick is not None and time - last_tick > config.hole_us else 0
+            last_tick = time if last_tick is None else max(time, last_tick)
+            for each in runs.values():
+                each.now = max(each.now, time)
+                each.tick(each.now, hole)
+        elif isinstance(content, frames.Frame | events.FromProcess):
+            if last_tick is not None and time > last_tick + 3_600_000_000:
+                time = last_tick + 2_000_000
+            now = time if last_tick is None else min(time, last_tick + 2_000_000)
+            if content.run not in runs:
+                start = now if last_tick is None else max(now, last_tick)
+                runs[content.run] = Naive(content.run, config, start)
+            runs[content.run].now = max(runs[content.run].now, now)
+            runs[content.run].take(content, time)
+    return [row for each in runs.values() for row in each.rows]
+
+
+# --- comparing ---------------------------------------------------------------------------------------------
+
+
+def rows_of(outputs: Iterable[Output]) -> list[Row]:
+    """Window rows of the pipeline's outputs."""
+    rows: list[Row] = []
+    for output in outputs:
+        if output.topic == "windows":
+            rows += window_rows.decode(output.value)[1].to_pylist()
+    return rows
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("run", "attempt", "axis", "start", "end", "group", "metric"))
+
+
+def differences(expected: list[Row], outputs: Iterable[Output]) -> list[str]:
+    """What differs, in words; empty when all windows agree."""
+    found = rows_of(outputs)
+    wanted = {key_of(row): row for row in expected}
+    given = {key_of(row): row for row in found}
+    problems = [f"twice: {key}" for key in given if sum(key_of(row) == key for row in found) > 1] if len(
+        given
+    ) < len(found) else []
+    problems += [f"lacking: {key}" for key in wanted if key not in given]
+    problems += [f"not expected: {key}" for key in given if key not in wanted]
+    for key, row in wanted.items():
+        if key in given:
+            problems += [f"{key} {name}: {row[name]!r} != {given[key][name]!r}" for name in _unequal(row, given[key])]
+    return problems
+
+
+def _unequal(a: Row, b: Row) -> list[str]:
+    names = [name for name in COUNTS if a[name] != b[name]]
+    names += [name for name in EXACT if not same(a[name], b[name])]
+    spread = max((abs(v) for v in (a["min"], a["max"]) if v is not None), default=0.0)
+    names += [
+        name
+        for name, scale in (("weight", 0.0), ("mean", spread), ("std", spread))
+        if not close(a[name], b[name], scale)
+    ]
+    names += [name for name in ("p50", "p95", "p99") if not near(a[name], b[name])]
+    mine, theirs = dict(a["quantiles"]), dict(b["quantiles"])
+    if mine.keys() != theirs.keys() or not all(near(mine[q], theirs[q]) for q in mine):
+        names.append("quantiles")
+    return names
+
+
+def same(a: float | None, b: float | None) -> bool:
+    return a == b or (a is not None and b is not None and math.isnan(a) and math.isnan(b))
+
+
+def close(a: float | None, b: float | None, scale: float) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a == b or abs(a - b) <= 1e-9 * abs(a) + 1e-12 * scale
+
+
+def near(a: float | None, b: float | None) -> bool:
+    """Within the histogram's bound."""
+    if a is None or b is None:
+        return a is b
+    return abs(a - b) <= 0.0055 * abs(a)
+
+
+# --- random logs -------------------------------------------------------------------------------------------
+
+NAMES = ["loss", "reward", "kl", "lr", "准确率"]
+ODD_VALUES = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e300, -1e300, 1.7e308, 5e-324, 1e-310, 3.0, -2.5]
+
+
+def make_frame(
+    run: str, process: str, seq: int, rank: int | None, samples: Sequence[tuple[str, int | None, int, float, float]]
+) -> bytes:
+    """A frame of (metric, step, time_us, value, weight) samples."""
+    names = list(dict.fromkeys(sample[0] for sample in samples))
+    return frames.encode(
+        frames.Frame(
+            run=run,
+            process=process,
+            rank=rank,
+            seq=seq,
+            names=names,
+            metric=np.array([names.index(s[0]) for s in samples], np.int16),
+            step=np.array([NO_STEP if s[1] is None else s[1] for s in samples], np.int64),
+            time_us=np.array([s[2] for s in samples], np.int64),
+            value=np.array([s[3] for s in samples], np.float64),
+            weight=np.array([s[4] for s in samples], np.float64),
+        )
+    )
+
+
+def make_log(
+    seed: int,
+    *,
+    ranks: int = 3,
+    seconds: int = 25,
+    runs: Sequence[str] = ("a",),
+    restart: bool = True,
+    end: bool = True,
+) -> list[Record]:
+    """A log of a few runs, with ticks, disorder, duplicates, holes, odd values, restarts, idle and late ranks."""
+    chance = random.Random(seed)
+    base = 1_700_000_000_000_000
+    log: list[tuple[int, int, bytes]] = []
+
+    def put(at_us: int, value: bytes) -> None:
+        log.append((at_us, len(log), value))
+
+    for second in range(seconds + 80):
+        if not (seed % 5 == 0 and 8 < second < 24):  # a hole in the ticks
+            at = base + second * 1_000_000
+            put(at, events.encode(events.Tick(worker="w", time_us=at)))
+    for run in runs:
+        for generation in range(2 if restart and chance.random() < 0.5 else 1):
+            _one_attempt(chance, put, run, generation, base, ranks, seconds, end=end)
+    log.sort()
+    return [Record(0, offset, at // 1000, value) for offset, (at, _, value) in enumerate(log)]
+
+
+def _one_attempt(
+    chance: random.Random, put: Any, run: str, generation: int, base: int, ranks: int, seconds: int, *, end: bool
+) -> None:
+    begin = base + generation * seconds * 500_000
+    world = ranks + (1 if chance.random() < 0.2 else 0)
+    for rank in range(ranks):
+        process, seq = f"{run}{generation}{rank}", 0
+        now = begin + chance.randrange(0, 1_500_000)
+        if chance.random() < 0.9:
+            put(now, events.encode(events.ProcessStarted(
+                run=run, process=process, seq=0, time_us=now, rank=rank, world_size=world, host=f"h{rank % 2}")))
+        step = 0
+        last = begin + chance.randrange(seconds // 3, seconds) * 1_000_000
+        names = NAMES[: chance.randrange(1, len(NAMES) + 1)]
+        while now < last:
+            seq += 1
+            now += chance.randrange(50_000, 1_200_000)
+            value = _some_frame(chance, run, process, seq, rank, step, now, names)
+            step += chance.choice([0, 1, 2, 3, 3, 25 if chance.random() < 0.02 else 1])
+            sent = now + (chance.randrange(0, 4_000_000) if chance.random() < 0.1 else 0)
+            put(sent, value)
+            if chance.random() < 0.05:
+                put(sent + chance.randrange(0, 500_000), value)  # twice
+            if chance.random() < 0.03:
+                seq += 1  # a hole
+            if chance.random() < 0.02:
+                now += chance.randrange(1, 40) * 1_000_000  # silent
+            if chance.random() < 0.05:
+                seq += 1
+                put(now, events.encode(events.Heartbeat(run=run, process=process, seq=seq, time_us=now, step=step)))
+            if chance.random() < 0.01:
+                seq += 1
+                put(now, events.encode(events.RunRewound(run=run, process=process, seq=seq, time_us=now, step=3)))
+        if end and chance.random() < 0.7:
+            put(now + 10_000, events.encode(events.ProcessEnded(run=run, process=process, seq=seq + 1, time_us=now)))
+
+
+def _some_frame(
+    chance: random.Random, run: str, process: str, seq: int, rank: int, step: int, now: int, names: list[str]
+) -> bytes:
+    samples: list[tuple[str, int | None, int, float, float]] = []
+    for _ in range(chance.randrange(1, 8)):
+        name = chance.choice(names)
+        value = chance.choice(ODD_VALUES) if chance.random() < 0.15 else chance.gauss(2.0, 0.5)
+        value = 1.0 if name == "lr" else value
+        weight = chance.choice([0.0, -1.0, 3.0, 12.0, math.nan, 1e-3]) if chance.random() < 0.2 else 1.0
+        at = now - chance.randrange(0, 900_000)
+        if chance.random() < 0.01:
+            at += 86_400_000_000
+        place = None if chance.random() < 0.2 else max(0, step - (chance.randrange(0, 6) if chance.random() < 0.1 else 0))
+        samples.append((name, place, at, value, weight))
+    return make_frame(run, process, seq, rank if chance.random() < 0.8 else None, samples)
