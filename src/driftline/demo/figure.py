@@ -57,10 +57,8 @@ def png(found: Findings) -> bytes:
 
 def svg(found: Findings) -> str:
     """An ``<svg>`` element whose text and axes have the CSS colours ``--ink`` and ``--faint`` of the page."""
-    text = _saved(found, Ink(Place = Literal["upper right", "lower left", "lower right"]
-_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
-    text = text[text.index("<svg") :].replace(Place = Literal["upper right", "lower left", "lower right"]
-_INK_SENTINEL, "var(--ink)")
+    text = _saved(found, Ink(_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
+    text = text[text.index("<svg") :].replace(_INK_SENTINEL, "var(--ink)")
     text = text.replace(_FAINT_SENTINEL, "var(--faint)")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
     return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text, count=1)

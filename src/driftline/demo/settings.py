@@ -34,7 +34,7 @@ evaluator:
   threads: 1
   nice: 15                # training on the same cores goes first
 
-# The built-in detectors look for spikes and divergence of the loss, slow and silent ranks, NaN and infinities.
+# The built-in detectors look for spikes and divergence of the loss, slow and silent ranks, and NaN.
 detectors:
   # Here four ranks and all parts share a few cores, so that each rank is slow by turns for a moment. Where
   # ranks have their own devices the default, 1.3 times, is the better one.
