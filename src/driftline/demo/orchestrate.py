@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 
 from driftline import identity
 from driftline.admin import ensure_topics
@@ -120,7 +121,7 @@ def run_demo(
         console.print(f"Stopped. What was stored until then is in {plan.root}", highlight=False)
         return STOPPED
     except PartDied as error:
-        console.print(f"[red]{error}[/]", highlight=False)
+        console.print(f"[red]{escape(str(error))}[/]", highlight=False, soft_wrap=True)
         return 1
     from driftline.demo.report import present
     from driftline.demo.verify import verify

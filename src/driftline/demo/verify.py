@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 
 from driftline.demo import faults
 from driftline.demo.findings import AlertFound
 from driftline.demo.settings import SUITES
+from driftline.errors import BadData
 from driftline.storage.open import Catalog, open_catalog
 
 SPIKE_SEEN_WITHIN = 12
@@ -22,6 +24,8 @@ SPIKE_SEEN_WITHIN = 12
 
 
 class Check(NamedTuple):
+    of: str
+    """What is checked, in a word or two."""
     holds: bool
     says: str
     """With the numbers."""
@@ -29,14 +33,21 @@ class Check(NamedTuple):
 
 def verify(root: Path, run: str, *, console: Console) -> int:
     """Prints each check with its numbers; returns 0, or 1 if one fails. Raises BadData without the run."""
-    with open_catalog(root) as db:
-        checks = list(_checks(db, run))
+    checks = check(root, run)
     console.print()
     console.print("[bold]Checks: what was found against what was caused[/]")
-    for check in checks:
-        mark = "[green]ok  [/]" if check.holds else "[bold red]FAIL[/]"
-        console.print(mark, check.says, highlight=False, markup=True, soft_wrap=True)
-    return 0 if all(check.holds for check in checks) else 1
+    for done in checks:
+        mark = "[green]ok  [/]" if done.holds else "[bold red]FAIL[/]"
+        console.print(f"{mark} {done.of}: {escape(done.says)}", highlight=False, soft_wrap=True)
+    return 0 if all(done.holds for done in checks) else 1
+
+
+def check(root: Path, run: str) -> list[Check]:
+    """All checks. Raises BadData if the tables cannot be read, or the run is not in them."""
+    with open_catalog(root) as db:
+        if not db.rows("SELECT 1 FROM runs WHERE run = ?", [run]):
+            raise BadData(f"run {run} is not in the tables under {root}")
+        return list(_checks(db, run))
 
 
 def _checks(db: Catalog, run: str) -> Iterator[Check]:
@@ -64,8 +75,9 @@ def _slow_rank(alerts: list[AlertFound], plan: faults.Faults) -> Check:
         a for a in found if a.rank == plan.slow_rank and _overlaps(a, plan.slow_steps, plan.slow_steps.stop)
     ]
     return Check(
+        "slow rank",
         bool(right),
-        f"slow rank: rank {plan.slow_rank} was slowed in steps {plan.slow_steps.start} to "
+        f"rank {plan.slow_rank} was slowed in steps {plan.slow_steps.start} to "
         f"{plan.slow_steps.stop - 1}; found: {_listed(found)}",
     )
 
@@ -74,8 +86,9 @@ def _loss_spike(alerts: list[AlertFound], plan: faults.Faults) -> Check:
     found = [alert for alert in alerts if alert.detector == "loss_spike" and alert.metric == "loss"]
     right = [a for a in found if _overlaps(a, plan.spike_steps, plan.spike_steps.stop + SPIKE_SEEN_WITHIN)]
     return Check(
+        "loss spike",
         bool(right),
-        f"loss spike: the learning rate was {plan.spike_times:g} times too high in steps "
+        f"the learning rate was {plan.spike_times:g} times too high in steps "
         f"{plan.spike_steps.start} to {plan.spike_steps.stop - 1}; found: {_listed(found)}",
     )
 
@@ -101,11 +114,12 @@ def _accuracy(db: Catalog, run: str) -> Check:
         [run],
     )
     if len(scores) < 2:
-        return Check(False, f"accuracy: {len(scores)} evaluations, too few to rise")
+        return Check("accuracy", False, f"{len(scores)} evaluations, too few to rise")
     first, last = scores[0], scores[-1]
     return Check(
+        "accuracy",
         last[2] > first[3],
-        f"accuracy rose: {first[1]:.3f} [{first[2]:.3f}, {first[3]:.3f}] at step {first[0]}, "
+        f"rose: {first[1]:.3f} [{first[2]:.3f}, {first[3]:.3f}] at step {first[0]}, "
         f"{last[1]:.3f} [{last[2]:.3f}, {last[3]:.3f}] at step {last[0]}",
     )
 
@@ -131,8 +145,9 @@ def _evaluations(db: Catalog, run: str) -> Iterator[Check]:
         once = all(counts == (1, 1, True) for counts in mine.values())
         how = "each one, done" if once else f"not each one: {mine}"
         yield Check(
+            f"evaluations with {suite}",
             set(mine) == due and once,
-            f"evaluations with {suite}: {len(due)} of {len(steps)} checkpoints due (every {every} steps, "
+            f"{len(due)} of {len(steps)} checkpoints due (every {every} steps, "
             f"first and last), {len(mine)} have a result, {how}",
         )
 
@@ -140,12 +155,13 @@ def _evaluations(db: Catalog, run: str) -> Iterator[Check]:
 def _samples(db: Catalog, run: str) -> Iterator[Check]:
     ended = db.rows("SELECT rank, counters FROM processes WHERE run = ? ORDER BY rank", [run])
     counters = {rank: json.loads(text) for rank, text in ended if text}
-    yield Check(len(counters) == len(ended) > 0, f"{len(counters)} of {len(ended)} ranks ended in order")
+    yield Check("ranks", len(counters) == len(ended) > 0, f"{len(counters)} of {len(ended)} ended in order")
     stored = dict(db.rows("SELECT rank, count(*) FROM samples WHERE run = ? GROUP BY rank", [run]))
     logged = {rank: counts.get("samples_logged", 0) for rank, counts in counters.items()}
     yield Check(
+        "samples",
         stored == logged,
-        f"samples stored: {sum(stored.values()):,}; logged by the ranks' own count: {sum(logged.values()):,}",
+        f"stored: {sum(stored.values()):,}; logged by the ranks' own count: {sum(logged.values()):,}",
     )
     bad = {
         f"rank {rank} {name}": count
@@ -153,7 +169,7 @@ def _samples(db: Catalog, run: str) -> Iterator[Check]:
         for name, count in counts.items()
         if count and ("dropped" in name or "refused" in name)
     }
-    yield Check(not bad, f"nothing was dropped or refused{f': {bad}' if bad else ''}")
+    yield Check("drops", not bad, f"dropped or refused by the SDK: {bad or 'nothing'}")
 
 
 def _duplicates(db: Catalog, run: str) -> Check:
@@ -162,4 +178,4 @@ def _duplicates(db: Catalog, run: str) -> Check:
            GROUP BY topic_uuid, "partition", "offset", ordinal HAVING count(*) > 1)""",
         [run],
     )[0][0]
-    return Check(doubled == 0, f"samples stored twice: {doubled}")
+    return Check("once", doubled == 0, f"samples stored twice: {doubled}")
