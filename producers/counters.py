@@ -34,6 +34,7 @@ COUNTERS: dict[str, str] = {
     "refused_weight": "samples refused: the weight is not a finite number above 0",
     "refused_call": "calls of `log` refused: what was passed is no mapping",
     "steps_refused": "entries stored without a step: it was no integer, or did not fit into 64 bits",
+    "events_dropped": "events dropped because even their reserve in the buffer was full",
     "names_cut": "names that were longer than 600 bytes (or no valid text) and were cut",
     "frames_made": "frames encoded",
     "frames_split": "frames cut in two because of their size",
@@ -57,6 +58,7 @@ EXCEPTIONAL = frozenset(
     in (
         "steps_refused",
         "names_cut",
+        "events_dropped",
         "frames_split",
         "records_resent",
         "records_refused",

@@ -21,6 +21,9 @@ IN_FLIGHT_BYTES = 4 * 1024 * 1024
 OPEN_US = 2_000_000
 """The longest that one attempt to connect may hold up the thread."""
 RETRY_US = 1_000_000
+"""Pause after an attempt that failed: short, since a probe is cheap and samples wait."""
+LOSS_PAUSE_US_MAX = 16_000_000
+"""The longest pause when the broker lets us in and then takes nothing (no permission, for example)."""
 REFUSALS_MAX = 3
 
 
@@ -41,6 +44,7 @@ class Delivery:
         self._counters, self._notes, self._clock = counters, notes, clock
         self._connected = False
         self._try_open_us = 0
+        self._losses = 0
         self._refusals: dict[int, int] = {}
 
     def pump(self, open_us: int) -> None:
@@ -85,6 +89,7 @@ class Delivery:
         for outcome in self._transport.outcomes():
             if outcome.error is None:
                 samples = self._outbox.acknowledge(outcome.seq)
+                self._losses = 0
                 if samples is not None:
                     self._counters.add("records_acknowledged")
                     self._counters.add("samples_delivered", samples)
@@ -112,7 +117,8 @@ class Delivery:
         """Gives the connection up; another one will send from the first unacknowledged record."""
         self._connected = False
         self._transport.close(timeout_us=0)
-        self._try_open_us = self._clock.steady_us() + RETRY_US // 4
+        self._try_open_us = self._clock.steady_us() + min(RETRY_US // 4 << self._losses, LOSS_PAUSE_US_MAX)
+        self._losses += 1
         self._notes.once(("lost", why[:60]), f"sending failed and is tried again: {why}")
 
     def pump_until(self, deadline_us: int, *, wait: Callable[[int], bool]) -> None:

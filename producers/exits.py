@@ -1,6 +1,6 @@
 """The ends of a process: normal, by an exception, by SIGTERM, and forks. Hooks are set once.
 
-- ``atexit`` finishes live runs within ``sdk.exit`` each and changes nothing of the exit code;
+- ``atexit`` finishes live runs within ``sdk.exit_wait`` each and changes nothing of the exit code;
 - the exception hook notes that the outcome is "exception" (or "signal" for Ctrl-C), then calls the one
   before;
 - SIGTERM is handled only if nothing handles it (and only from the main thread, as Python demands): the runs

@@ -46,14 +46,33 @@ class KafkaTransport:
         self._outcomes: deque[Outcome] = deque()
 
     def open(self, *, timeout_us: int, notify: Callable[[], None]) -> None:
-        self.close(timeout_us=0)
         end = time.monotonic() + timeout_us / 1e6
-        _probe(self._settings.servers, min(_PROBE_S, timeout_us / 1e6))
+        self._notify = notify
+        if self._producer is None:
+            _probe(self._settings.servers, min(_PROBE_S, timeout_us / 1e6))
+            self._connect(max(200, int((end - time.monotonic()) * 1000)))
+        # A producer that only lacks the topic is kept for the next attempt: making one is dear.
+        self._producer.config["max_block_ms"] = max(100, int((end - time.monotonic()) * 1000))
+        try:
+            partitions = self._producer.partitions_for(self._topic)
+        except Exception as error:
+            if type(error).__name__ != "KafkaTimeoutError":
+                self.close(timeout_us=0)
+            raise Unavailable(self._no_topic()) from error
+        if not partitions:
+            raise Unavailable(self._no_topic())
+        self._partition = partition_of(self._run, len(partitions))
+
+    def _no_topic(self) -> str:
+        return (
+            f"{self._settings.bootstrap} has no topic {self._topic} (or does not let us see it); "
+            "`driftline streams` makes the topics"
+        )
+
+    def _connect(self, timeout_ms: int) -> None:
         import kafka  # 0.5 s, so only on the SDK's thread
 
         _quieten()
-        left_ms = max(200, int((end - time.monotonic()) * 1000))
-        self._notify = notify
         try:
             self._producer = kafka.KafkaProducer(
                 **kafka_python(self._settings),
@@ -65,8 +84,8 @@ class KafkaTransport:
                 linger_ms=5,
                 delivery_timeout_ms=_DAY_MS,
                 reconnect_backoff_max_ms=1000,
-                max_block_ms=left_ms,
-                bootstrap_timeout_ms=left_ms,
+                max_block_ms=timeout_ms,
+                bootstrap_timeout_ms=timeout_ms,
                 allow_auto_create_topics=False,
                 metrics_enabled=False,
             )
@@ -74,17 +93,6 @@ class KafkaTransport:
             raise Unavailable(f"{self._settings.bootstrap}: {_words(error)}") from error
         with contextlib.suppress(AttributeError):
             self._producer._unregister_cleanup()
-        try:
-            partitions = self._producer.partitions_for(self._topic)
-        except Exception as error:
-            self.close(timeout_us=0)
-            raise Unavailable(
-                f"no topic {self._topic} on {self._settings.bootstrap} ({_words(error)})"
-            ) from error
-        if not partitions:
-            self.close(timeout_us=0)
-            raise Unavailable(f"no topic {self._topic} on {self._settings.bootstrap}")
-        self._partition = partition_of(self._run, len(partitions))
 
     def send(self, seq: int, payload: bytes) -> None:
         if self._producer is None:

@@ -63,6 +63,7 @@ class Run:
         self._thread: threading.Thread | None = None
         self._closed_as = ""
         self._exit_outcome: EndReason = "finished"
+        self._deadline_us = 0
 
     def log(self, values: Mapping[str, Any], step: int | None = None, weight: float | None = None) -> None:
         """Records numbers; returns at once (about a microsecond for 20 floats).
@@ -161,7 +162,7 @@ class Run:
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until the broker has all that this process logged so far; False if it has not in time.
 
-        ``timeout`` in seconds, by default the setting ``sdk.exit``.
+        ``timeout`` in seconds, by default the setting ``sdk.exit_wait``.
         """
         worker, thread = self._worker, self._thread
         if worker is None or thread is None or threading.current_thread() is thread:
@@ -175,22 +176,24 @@ class Run:
         return worker.flushes_done >= wanted
 
     def finish(self, outcome: EndReason | None = None) -> None:
-        """Sends what is left, within the setting ``sdk.exit``, and ends. May be called again, from anywhere.
+        """Sends what is left, within the setting ``sdk.exit_wait``, and ends. May be called again, from anywhere.
 
         Called by itself at the end of the process. If samples could not be delivered, one line says how many.
         """
-        if self._closed_as:
-            return
-        self._closed_as = "finished"
-        self._room = -1
         worker, thread = self._worker, self._thread
+        first = not self._closed_as
+        if first:
+            self._closed_as = "finished"
+            self._room = -1
+            self._deadline_us = time.monotonic_ns() // 1000 + self._settings.exit_us
         if worker is None or thread is None:
             return
-        start_us = time.monotonic_ns() // 1000
-        worker.end(outcome or self._exit_outcome, deadline_us=start_us + self._settings.exit_us)
+        worker.end(outcome or self._exit_outcome, deadline_us=self._deadline_us)
         if threading.current_thread() is not thread:
-            thread.join(self._settings.exit_us / 1e6 + 0.3)
-        self._say_undelivered()
+            left_us = self._deadline_us - time.monotonic_ns() // 1000
+            thread.join(max(0, left_us) / 1e6 + 0.3)
+        if first:
+            self._say_undelivered()
 
     def counters(self) -> dict[str, int]:
         """What the SDK counted so far (:data:`driftline.producers.counters.COUNTERS`)."""
@@ -220,6 +223,8 @@ class Run:
         self._queued = left
         if not self._closed_as:
             self._room = self._size_ring if not left else self._settings.queue_samples
+            if self._closed_as:  # finished meanwhile, on another thread
+                self._room = -1
 
     def _log_host(self, reading: dict[str, float]) -> None:
         """Readings of the host, without a step."""

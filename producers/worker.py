@@ -184,7 +184,10 @@ class Worker:
         else:
             self._frame(full_only=True)
         if now_us - self._spoke_us >= self._settings.heartbeat_us:
-            self._heartbeat()
+            if len(self.outbox):  # what waits says more than that we live, once it arrives
+                self._spoke_us = now_us
+            else:
+                self._heartbeat()
         self.delivery.pump(OPEN_US)
         if wanted > self.flushes_done and not (self._held or self._aside or len(self.outbox)):
             self.flushes_done = wanted
@@ -380,7 +383,7 @@ class Worker:
 
     def _emit(self, event: events.FromProcess) -> None:
         if not self.outbox.put(events.encode(event), samples=0, event=True):
-            self._counters.add("dropped_error")
+            self._counters.add("events_dropped")
             self._notes.once(
                 ("event", events.kind_of(event)), f"no room for the event {events.kind_of(event)}: dropped"
             )
