@@ -24,6 +24,10 @@ REMEMBERED_MAX = 10_000
 WAITING_MAX = 64
 
 
+class Stopped(Exception):
+    """Nobody wants the running evaluation any more, or the evaluator is to end."""
+
+
 class Leases:
     """The pure part."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
@@ -20,6 +19,7 @@ from driftline.errors import BadData
 from driftline.evaluator.backend import Backend, Completion, ScoreRequest
 from driftline.evaluator.checkpoints import CheckpointFolder
 from driftline.evaluator.metrics import JUDGED, ItemOutcome
+from driftline.evaluator.reasons import last_line
 from driftline.evaluator.suites import (
     GenerationSuite,
     LoadedSuite,
@@ -253,17 +253,3 @@ def _warning(check: dict[str, Any], grader_error: str) -> str:
     if grader_error:
         warnings.append(f"the grader raised for some items, which are not counted: {grader_error}")
     return "; ".join(warnings)
-
-
-def last_line(error: BaseException) -> str:
-    """One line for people: type, message, and the last line of code that was reached.
-
-    >>> last_line(KeyError("x"))
-    "KeyError: 'x'"
-    """
-    text = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return text
-    last = frames[-1]
-    return f"{text} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno}: {(last.line or '').strip()[:120]})"

@@ -18,18 +18,16 @@ from driftline.clock import Clock
 from driftline.errors import BadData, SettingsError
 from driftline.evaluator import suites
 from driftline.evaluator.checkpoints import Changed, Found, NotWhole, path_of, wait_until_whole
-from driftline.evaluator.evaluation import Evaluation, Progress, evaluate, last_line
+from driftline.evaluator.desk import Stopped
+from driftline.evaluator.evaluation import Evaluation, Progress, evaluate
 from driftline.evaluator.metrics import ItemOutcome
+from driftline.evaluator.reasons import last_line
 from driftline.events import Checkpoint, Cost, EvalOutcome, EvalStatus, SuiteRef
 from driftline.settings import EvaluatorSettings
 
 KEPT_SUITES_MAX = 8
 REASON_MAX = 2_000
 """Characters of a reason."""
-
-
-class Stopped(Exception):
-    """Nobody wants the result any more, or the evaluator is to end."""
 
 
 class Job(NamedTuple):

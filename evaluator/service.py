@@ -18,18 +18,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from driftline.clock import Clock, SystemClock
 from driftline.errors import SettingsError
 from driftline.evaluator import suites
-from driftline.evaluator.desk import Desk
-from driftline.evaluator.evaluation import last_line
-from driftline.evaluator.job import Job, Runner, Stopped, SuiteShelf
+from driftline.evaluator.desk import Desk, Stopped
 from driftline.evaluator.link import GOODBYE_US, Link
 from driftline.evaluator.parcels import Delivery, pack
+from driftline.evaluator.reasons import last_line
 from driftline.evaluator.transport import Connect, KafkaTransport
 from driftline.events import EvalOutcome, EvalResult, Lease
 from driftline.settings import Settings
+
+if TYPE_CHECKING:
+    from driftline.evaluator.job import Job, Runner
 
 log = logging.getLogger("driftline.evaluator")
 
@@ -67,7 +70,7 @@ class Service:
         self._settings = settings
         self._evaluator = evaluator
         self._clock = clock
-        self._device = _prepare_device(settings)
+        self._runner, self._device = _prepare(settings, clock)
         self._stop = threading.Event()
         self._interruptible = False
         self.desk = Desk(evaluator, clock)
@@ -79,9 +82,6 @@ class Service:
             device=self._device,
             settings=settings.evaluator,
             clock=clock,
-        )
-        self._runner = Runner(
-            settings.evaluator, SuiteShelf(settings.pipeline.suites), device=self._device, clock=clock
         )
 
     def run(self) -> int:
@@ -192,26 +192,30 @@ def _check_suites(settings: Settings) -> None:
         suites.check_target(ref)
 
 
-def _prepare_device(settings: Settings) -> str:
-    """The device, with torch set up. Raises SettingsError when torch or the device is not there."""
-    wanted = settings.evaluator.device
+def _prepare(settings: Settings, clock: Clock) -> tuple[Runner, str]:
+    """What runs leases, and its device. Raises SettingsError when torch or the device is not there.
+
+    Torch is imported here and not before: it takes seconds, and wrong settings are to be said at once.
+    """
     try:
         import torch
+
+        from driftline.evaluator.evaluation import pick_device
+        from driftline.evaluator.job import Runner, SuiteShelf
     except ImportError as error:
-        raise SettingsError(
-            "", "", "the evaluator needs torch: pip install 'driftline[evaluator]'"
-        ) from error
-    from driftline.evaluator.evaluation import pick_device
+        raise SettingsError("", "", f"{error}: pip install 'driftline[evaluator]'") from error
 
     if settings.evaluator.threads is not None:
         torch.set_num_threads(settings.evaluator.threads)
-    device = pick_device(wanted)
+    device = pick_device(settings.evaluator.device)
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise SettingsError("evaluator.device", wanted, f'{reason}; use "auto", "cpu" or "cuda:0"') from error
-    return device
+        remedy = f'{reason}; use "auto", "cpu" or "cuda:0"'
+        raise SettingsError("evaluator.device", settings.evaluator.device, remedy) from error
+    shelf = SuiteShelf(settings.pipeline.suites)
+    return Runner(settings.evaluator, shelf, device=device, clock=clock), device
 
 
 def _be_nice(by: int) -> None:

@@ -16,7 +16,8 @@ import torch
 
 from driftline.clock import ManualClock
 from driftline.errors import SettingsError
-from driftline.evaluator.job import Job, Runner, Stopped, SuiteShelf
+from driftline.evaluator.desk import Stopped
+from driftline.evaluator.job import Job, Runner, SuiteShelf
 from driftline.evaluator.metrics import ItemOutcome
 from driftline.evaluator.suites import Question, Text, check_target, read, resolve
 from driftline.events import Checkpoint, Metric, SuiteRef, to_float
