@@ -4,14 +4,15 @@
 
 A dict of 20 floats per step, 100,000 calls back to back, each timed with ``perf_counter_ns``: first the JSON
 line (``json.dumps``, ``write``, ``flush`` to a file), then the SDK with its real thread and a real broker:
-the one of ``DRIFTLINE_BOOTSTRAP``, else the embedded one, else (``broker`` "memory") none. Every variant runs
-in its own process, alternated and repeated; the median of the repetitions is reported, and ``*_runs`` has all.
-Afterwards the topic is read back with a plain consumer and the samples in its frames are counted: ``sent`` and
-``arrived`` must be equal.
+the one of ``DRIFTLINE_BOOTSTRAP``, else the embedded one, else (``broker`` "memory") none. Every variant
+runs in its own process, alternated and repeated; the median of the repetitions is reported, and ``*_runs``
+has all. Afterwards the topic is read back with a plain consumer and the samples in its frames are counted:
+``sent`` and ``arrived`` must be equal.
 
-Back to back is the worst case for a queue: 100,000 calls are 2 million samples in a fraction of a second, more
-than the default queue of 1 million, so ``queue_samples`` and ``buffer_bytes`` are raised here; nothing else is
-changed. ``paced_*`` is the friendlier case of a trainer: one call per millisecond.
+Back to back is the worst case for a queue: 100,000 calls are 2 million samples in a fraction of a second,
+more than the default queue of 1 million, so ``queue_samples`` and ``buffer_bytes`` are raised here; nothing
+else is changed. ``paced_*`` is the friendlier case of a trainer: one call per millisecond (caches are cold
+then, so a call takes longer).
 
 The last line is one flat JSON object. Fields in microseconds: ``ours_p50_us``, ``ours_p99_us``,
 ``ours_p999_us``, ``ours_max_us``, ``jsonl_p50_us``, ``jsonl_p99_us``, ``paced_p50_us``, ``paced_p99_us``,
@@ -34,6 +35,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+
+from driftline.broker import EmbeddedBroker
+from driftline.errors import DriftlineError
 
 KEYS = 20
 CALLS = 100_000
@@ -91,7 +95,6 @@ def run_ours(calls: int, bootstrap: str, prefix: str) -> dict[str, Any]:
     run = driftline.init("hotpath", settings=settings, transport=transport)
     run.log({"warm": 1.0}, step=0)
     run.flush(10)
-    before = run.counters().get("samples_logged", 0)
     taken = timed(run.log, calls)
     start = time.monotonic()
     run.flush(60)
@@ -99,7 +102,6 @@ def run_ours(calls: int, bootstrap: str, prefix: str) -> dict[str, Any]:
     paced = timed(run.log, PACED_CALLS, pause_s=0.001)
     run.finish()
     counters = run.counters()
-    del before
     return {
         **percentiles("ours", taken),
         **percentiles("paced", paced),
@@ -151,10 +153,8 @@ def broker() -> Iterator[tuple[str, str]]:
         yield "kafka", os.environ["DRIFTLINE_BOOTSTRAP"]
         return
     try:
-        from driftline.broker import EmbeddedBroker
-
         embedded = EmbeddedBroker()
-    except Exception as error:  # the extra `local` is not installed
+    except DriftlineError as error:  # the extra `local` is not installed
         print(f"no broker ({error}); set DRIFTLINE_BOOTSTRAP", file=sys.stderr)
         yield "memory", ""
         return
@@ -174,7 +174,9 @@ def child(*arguments: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one repetition instead of three")
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--variant", choices=["ours", "jsonl"], help=argparse.SUPPRESS)

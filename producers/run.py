@@ -176,7 +176,7 @@ class Run:
         return worker.flushes_done >= wanted
 
     def finish(self, outcome: EndReason | None = None) -> None:
-        """Sends what is left, within the setting ``sdk.exit_wait``, and ends. May be called again, from anywhere.
+        """Sends what is left, within the setting ``sdk.exit_wait``, and ends. May be called again.
 
         Called by itself at the end of the process. If samples could not be delivered, one line says how many.
         """
