@@ -33,6 +33,7 @@ adder = model.Adder(width=32, layers=1, heads=2)
 for step in range(1, 101):
     run.log({"loss": 1 / step, "accuracy": step / 100}, step=step)
     if step in (50, 100):
+        torch.nn.init.normal_(adder.head.weight)  # other weights: the same ones are not evaluated twice
         folder = pathlib.Path(sys.argv[1]) / f"step-{step}"
         model.save(adder, folder)
         run.checkpoint(folder, step=step)
