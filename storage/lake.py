@@ -73,6 +73,10 @@ class Lake:
         """Absolute paths of the Parquet files that make up the table now."""
         return file_paths(self.root / name, self._handles[name])
 
+    def size(self, name: TableName) -> int:
+        """Bytes of the table's files; a missing one counts nothing."""
+        return sum(path.stat().st_size for path in map(Path, self.files(name)) if path.exists())
+
     def version(self, name: TableName, app: str) -> int:
         """Last offset of ``app`` (see :class:`App`) whose rows the table has, -1 before the first."""
         version = self._handles[name].transaction_version(app)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from driftline.storage.tables import TABLES, TIME, TableName
 
-_SQL_TYPES = {
+SQL_TYPES = {
     pa.utf8(): "VARCHAR",
     pa.int32(): "INTEGER",
     pa.int64(): "BIGINT",
@@ -50,7 +50,7 @@ def source(name: TableName, files: Sequence[str]) -> str:
     """A parenthesised query that gives exactly the table's columns, from these files; also from none."""
     columns = TABLES[name].columns
     if not files:
-        empty = ", ".join(f"NULL::{_SQL_TYPES[c.type]} AS {identifier(c.name)}" for c in columns)
+        empty = ", ".join(f"NULL::{SQL_TYPES[c.type]} AS {identifier(c.name)}" for c in columns)
         return f"(SELECT {empty} WHERE false)"
     chosen = ", ".join(identifier(column.name) for column in columns)
     listed = ", ".join(path(file) for file in files)

@@ -72,7 +72,8 @@ class SampleRows:
         metric_names, metric_order = _sorted_names(self._texts["metric"])
         metric = metric_order[np.concatenate(self._metric)]
         step = np.concatenate(self._step)
-        order = _order(run_order[run][frame_of], metric, rank[frame_of], step)
+        ranks, rank_place = np.unique(rank, return_inverse=True)
+        order = _order(run_order[run][frame_of], metric, rank_place[frame_of], step, len(ranks))
         frame_of = frame_of[order]
         no_rank, no_step = rank == _NO_RANK, step == NO_STEP
         columns = {
@@ -117,16 +118,15 @@ def _dictionary(codes: npt.NDArray[Any], names: list[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names, pa.utf8()))
 
 
-def _order(run: _Ints, metric: _Ints, rank: _Ints, step: _Ints) -> _Ints:
-    """Row numbers sorted by run, metric, rank (none first), step (none first), arrival."""
+def _order(run: _Ints, metric: _Ints, rank: _Ints, step: _Ints, ranks: int) -> _Ints:
+    """Row numbers sorted by run, metric, rank (none first), step (none first), arrival. ``rank`` is the place
+    among the ``ranks`` different ones."""
     count = len(run)
-    ranks, rank = np.unique(rank, return_inverse=True)
     has_step = step != NO_STEP
     low = int(step[has_step].min()) if has_step.any() else 0
     span = (int(step[has_step].max()) - low + 2) if has_step.any() else 1
     bits = [
-        int(size - 1).bit_length()
-        for size in (int(run.max()) + 1, int(metric.max()) + 1, len(ranks), span, count)
+        int(size - 1).bit_length() for size in (int(run.max()) + 1, int(metric.max()) + 1, ranks, span, count)
     ]
     if sum(bits) > 63:
         return np.lexsort((step, rank, metric, run))

@@ -55,6 +55,8 @@ _QUIET_US = 10 * SECOND_US
 _POLL_MS = 200
 _POLL_RECORDS = 4_000
 _MAX_WAITING_BYTES = 256 * 1024 * 1024
+_END_COMPACT_BYTES = 256 * 1024 * 1024
+"""Larger tables are not compacted at the end, so that stopping takes seconds."""
 _DEAD_LETTER_BYTES = 64 * 1024
 
 Say = Callable[[str], None]
@@ -124,6 +126,8 @@ class Sink:
         self._say = say
         self._clock = clock
         self._lake = Lake(settings.storage.root)
+        self._fresh = True
+        """The lake was not read from since it was loaded."""
         catalog.clean(self._lake.root)
         self._rows = Rows()
         self._sources: dict[str, Source] = {}
@@ -171,13 +175,16 @@ class Sink:
             self._commit(empty=True)
 
     def _end(self) -> None:
-        """What is left to do when nothing is read any more."""
+        """What is left to do when nothing is read any more: rows are safe already."""
+        self._write_catalog()
         for name in TABLE_NAMES:
             try:
-                self._changed |= self._lake.compact(name, at_least=2)
+                if self._lake.size(name) <= _END_COMPACT_BYTES:
+                    self._changed |= self._lake.compact(name, at_least=2)
             except Unavailable as error:
                 self._say(f"sink: {error}")
-        self._write_catalog()
+        if self._changed:
+            self._write_catalog()
         self._health()
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
@@ -211,7 +218,9 @@ class Sink:
 
     def _resume(self, consumer: Any, uuids: dict[str, str]) -> None:
         """Forgets what waits, reads positions and marks from the tables, and seeks there."""
-        self._lake.reload()
+        if not self._fresh:
+            self._lake.reload()
+        self._fresh = False
         topics = self._kafka.topics
         self._sources = {topics[name]: Source(name, uuids[topics[name]]) for name in FEEDS}
         self._reached, self._committed, self._floors, self._dead = {}, {}, {}, []

@@ -46,7 +46,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: what a row is, its columns, and the columns its files are sorted by."""
+    """A table: what a row is, its columns, and the columns by which each commit's rows are sorted."""
 
     name: TableName
     row: str
@@ -119,6 +119,11 @@ _WINDOW_SAYS = {
     "inf": "samples that are infinite",
     "mean": "weighted, finite samples",
     "std": "weighted, population",
+    "min": "smallest finite value",
+    "max": "largest finite value",
+    "p50": "median of the finite samples, weighted (from a histogram)",
+    "p95": "95th percentile, likewise",
+    "p99": "99th percentile, likewise",
     "min_rank": "rank that gave the smallest value",
     "max_rank": "rank that gave the largest value",
     "first": "in log order, finite or not",
@@ -135,7 +140,7 @@ _WINDOWS = Table(
         _RUN,
         _ATTEMPT,
         *(
-            Column(field.name, field.type, _WINDOW_SAYS.get(field.name, field.name))
+            Column(field.name, field.type, _WINDOW_SAYS[field.name])
             for field in window_rows.SCHEMA
             if field.name not in ("run", "attempt")
         ),

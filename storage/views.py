@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from driftline.metric_names import SPAN_PREFIX
+
 
 class View(NamedTuple):
     """``CREATE VIEW name AS sql`` or, where ``macro`` is set, ``CREATE MACRO name(macro) AS sql``."""
@@ -69,7 +71,6 @@ _CURVES_ALL = View(
         count(*) AS n,
         count(*) FILTER (isnan(value)) AS nan,
         count(*) FILTER (isinf(value)) AS inf,
-        count(DISTINCT rank) AS ranks,
         min(time) AS time
     FROM sample_attempts WHERE step IS NOT NULL GROUP BY run, metric, step, attempt
     """,
@@ -81,7 +82,7 @@ _CURVES = View(
     """
     SELECT run, metric, step, unnest(newest) FROM (
         SELECT run, metric, step, max_by(struct_pack(attempt := attempt, mean := mean, min := min, max := max,
-            n := n, nan := nan, inf := inf, ranks := ranks, time := time), attempt) AS newest
+            n := n, nan := nan, inf := inf, time := time), attempt) AS newest
         FROM curves_all
         GROUP BY run, metric, step)
     """,
@@ -137,14 +138,14 @@ _ALERTS_OPEN = View(
 _SLOWEST_RANKS = View(
     "slowest_ranks",
     "one rank in one span (seconds): its mean against the median of all ranks, slowest first",
-    """
+    f"""
     SELECT *, mean / nullif(median_of_ranks, 0) AS ratio FROM (
         SELECT *, median(mean) OVER (PARTITION BY run, span) AS median_of_ranks,
             count(*) OVER (PARTITION BY run, span) AS ranks
-        FROM (SELECT run, substr(metric, 6) AS span, rank, avg(value) AS mean, max(value) AS max,
-                  count(*) AS n
+        FROM (SELECT run, substr(metric, {len(SPAN_PREFIX) + 1}) AS span, rank, avg(value) AS mean,
+                  max(value) AS max, count(*) AS n
               FROM samples
-              WHERE starts_with(metric, 'span/') AND rank IS NOT NULL AND isfinite(value)
+              WHERE starts_with(metric, '{SPAN_PREFIX}') AND rank IS NOT NULL AND isfinite(value)
               GROUP BY ALL))
     ORDER BY run, ratio DESC NULLS LAST
     """,
@@ -212,7 +213,8 @@ _EVAL_COST = View(
         FROM runs)
     SELECT r.run, r.suite, count(*) AS evaluations, count(*) FILTER (status <> 'done') AS failed,
         sum(seconds) AS seconds, avg(seconds) AS seconds_each, sum(wait_seconds) AS wait_seconds,
-        sum(tokens) AS tokens, avg((epoch_us(accepted) - epoch_us(requested)) / 1e6) AS latency_seconds,
+        sum(tokens)::BIGINT AS tokens,
+        avg((epoch_us(accepted) - epoch_us(requested)) / 1e6) AS latency_seconds,
         any_value(wall_seconds) AS wall_seconds, sum(seconds) / nullif(any_value(wall_seconds), 0) AS share
     FROM results AS r LEFT JOIN wall USING (run) GROUP BY r.run, r.suite
     """,

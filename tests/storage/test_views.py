@@ -35,7 +35,7 @@ def test_a_curve_is_the_weighted_mean_over_ranks_and_ranks_stay_readable(store: 
             "telemetry",
             make.frame(0, {"loss": value}, rank=rank, process=f"p{rank}", weight=np.array([weight])),
         )
-    assert store.ask("SELECT mean, min, max, n, nan, ranks FROM curves") == [(0.375, 0.25, 0.75, 2, 0, 2)]
+    assert store.ask("SELECT mean, min, max, n, nan FROM curves") == [(0.375, 0.25, 0.75, 2, 0)]
     assert store.ask("SELECT rank, value, weight FROM samples ORDER BY 1") == [
         (0, 0.25, 12.0),
         (1, 0.75, 4.0),
