@@ -33,7 +33,7 @@ adder = model.Adder(width=32, layers=1, heads=2)
 for step in range(1, 101):
     run.log({"loss": 1 / step, "accuracy": step / 100}, step=step)
     if step in (50, 100):
-        torch.nn.init.normal_(adder.head.weight)  # other weights: the same ones are not evaluated twice
+        torch.nn.init.normal_(adder.head.weight)  # other weights: equal ones are evaluated once
         folder = pathlib.Path(sys.argv[1]) / f"step-{step}"
         model.save(adder, folder)
         run.checkpoint(folder, step=step)
@@ -207,7 +207,7 @@ def wait_for(what: str, condition: Callable[[], bool], roles: dict[str, Role], *
 def test_what_the_file_starts_works_together_on_a_real_kafka(
     compose: dict[str, Any], kafka: Any, tmp_path: Path
 ) -> None:
-    """Frames and a checkpoint go in; samples, windows and an evaluation are in the tables; SIGTERM ends all."""
+    """Frames and checkpoints go in; samples, windows, evaluations are in the tables; SIGTERM ends all."""
     settings = kafka.settings()
     data = tmp_path / "data"
     with running(compose, settings.bootstrap, settings.prefix, tmp_path) as (roles, env):
