@@ -44,7 +44,10 @@ class Delivery:
         self._counters, self._notes, self._clock = counters, notes, clock
         self._connected = False
         self._try_open_us = 0
+        self._failures = 0
         self._losses = 0
+        self.trouble = ""
+        """Why the last attempt to connect or to send failed."""
         self._refusals: dict[int, int] = {}
 
     def pump(self, open_us: int) -> None:
@@ -72,12 +75,17 @@ class Delivery:
         except Unavailable as error:
             self._counters.add("connection_failures")
             self._try_open_us = self._clock.steady_us() + RETRY_US
+            self.trouble = str(error)
+            self._failures += 1
+            if self._failures < 2:  # one slow answer is no news
+                return
             self._notes.once(
                 "away",
                 f"the broker is not there: {error}; samples wait in memory, training is not affected",
             )
             return
         self._counters.add("connections")
+        self._failures = 0
         self._notes.again("away")
         self._connected = True
         again = self._outbox.sent_waiting()
@@ -116,6 +124,7 @@ class Delivery:
     def _lost(self, why: str) -> None:
         """Gives the connection up; another one will send from the first unacknowledged record."""
         self._connected = False
+        self.trouble = why
         self._transport.close(timeout_us=0)
         self._try_open_us = self._clock.steady_us() + min(RETRY_US // 4 << self._losses, LOSS_PAUSE_US_MAX)
         self._losses += 1

@@ -65,7 +65,7 @@ class KafkaTransport:
 
     def _no_topic(self) -> str:
         return (
-            f"{self._settings.bootstrap} has no topic {self._topic} (or does not let us see it); "
+            f"{self._settings.bootstrap} shows no topic {self._topic} yet (missing, or no permission); "
             "`driftline streams` makes the topics"
         )
 

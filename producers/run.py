@@ -350,7 +350,7 @@ class Run:
             self._notes.once(
                 "undelivered",
                 f"{max(left, dropped)} of {all_of_them} samples were not delivered to {worker.broker} "
-                f"({_reason(counts)}); training was not affected",
+                f"({_reason(counts, worker.delivery.trouble)}); training was not affected",
             )
         self._notes.write()
 
@@ -402,8 +402,8 @@ def _any_not_finite(values: dict[Any, Any]) -> bool:
     return any(type(value) is float and not math.isfinite(value) for value in values.values())
 
 
-def _reason(counts: Mapping[str, int]) -> str:
-    if not counts.get("connections"):
-        return "no connection"
+def _reason(counts: Mapping[str, int], trouble: str) -> str:
     parts = [f"{name} {count}" for name, count in counts.items() if name.startswith("dropped_")]
+    if trouble:
+        parts.append(trouble)
     return ", ".join(parts) or "no acknowledgement in time"

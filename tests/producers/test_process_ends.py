@@ -146,7 +146,8 @@ print(slow)
     lines = [line for line in found.stderr.splitlines() if "not delivered" in line]
     assert len(lines) == 1
     assert "1000 of 1000 samples" in lines[0]
-    assert len(found.stderr.splitlines()) == 2, found.stderr
+    assert "refused" in lines[0]
+    assert len(found.stderr.splitlines()) <= 2, found.stderr
     assert float(found.stdout) < 1.0
 
 

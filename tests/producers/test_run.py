@@ -297,7 +297,23 @@ def test_a_broker_that_is_away_for_ever(
     lines = [message for message in caplog.messages if "not delivered" in message]
     assert len(lines) == 1
     assert lines[0].startswith("driftline: 10000 of 10000 samples were not delivered")
+    assert "is away" in lines[0]
+
+
+def test_a_broker_that_stays_away_is_named_once(
+    sdk: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, wait_for: Any
+) -> None:
+    from driftline.producers.transport import MemoryTransport
+
+    monkeypatch.setattr("driftline.producers.delivery.RETRY_US", 10_000)
+    way = MemoryTransport()
+    way.away = True
+    under_test = sdk(way=way)
+    under_test.run.log({"a": 1.0})
+    wait_for(lambda: under_test.run.counters().get("connection_failures", 0) > 3)
     assert sum("not there" in message for message in caplog.messages) == 1
+    way.away = False
+    assert under_test.run.flush()
 
 
 def test_an_outage_in_the_middle_loses_nothing(sdk: Callable[..., Any], wait_for: Any) -> None:
