@@ -37,7 +37,13 @@ def median_sorted(ordered: Sequence[float]) -> float:
     half = size // 2
     if size % 2:
         return ordered[half]
-    return ordered[half - 1] / 2 + ordered[half] / 2
+    return middle(ordered[half - 1], ordered[half])
+
+
+def middle(first: float, second: float) -> float:
+    """The mean of two values, exact for equal ones, finite for finite ones."""
+    total = first + second
+    return total / 2 if -1.7e308 < total < 1.7e308 else first / 2 + second / 2
 
 
 def normal(values: Sequence[float]) -> Normal:
@@ -48,7 +54,7 @@ def normal(values: Sequence[float]) -> Normal:
     """
     ordered = sorted(values)
     level = median_sorted(ordered)
-    deviation = 1.4826 * median([abs(clamp(value - level)) for value in ordered])
+    deviation = 1.4826 * median([abs(value - level) for value in ordered])  # may be infinite near the largest
     upper = ordered[max(0, math.ceil(0.9 * len(ordered)) - 2)]
     return Normal(level, clamp(max(deviation, clamp(upper - level) / 1.2816)))
 

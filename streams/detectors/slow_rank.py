@@ -21,7 +21,7 @@ import msgspec
 from driftline.config import Axis, DetectorSpec
 from driftline.streams.detectors.base import Detector, figure, lifecycle_of, named
 from driftline.streams.detectors.lifecycle import Finding
-from driftline.streams.detectors.robust import clamp, median
+from driftline.streams.detectors.robust import clamp, median, middle
 from driftline.streams.views import AlertChange, PaneView
 
 DEFAULT_METRICS = ("span/compute", "span/forward", "span/data")
@@ -101,7 +101,7 @@ class SlowRank(Detector[SlowRankState]):
         for rank in sorted(view.by_rank):
             time = view.by_rank[rank]
             others = median_without(ordered, time)
-            ratio = min(RATIO_MAX, time / others) if others > 0 else 1.0
+            ratio = min(RATIO_MAX, max(0.0, time / others)) if others > 0 else 1.0
             slow = ratio > self._floor and clamp(time - others) >= self._excess_s
             suspect = ranks.suspects.get(rank)
             if suspect is None:
@@ -191,18 +191,18 @@ def median_without(ordered: list[float], value: float) -> float:
     """
     low, high = 0, len(ordered)
     while low < high:
-        middle = (low + high) // 2
-        if ordered[middle] < value:
-            low = middle + 1
+        between = (low + high) // 2
+        if ordered[between] < value:
+            low = between + 1
         else:
-            high = middle
+            high = between
     size = len(ordered) - 1
     half = size // 2
 
     def at(index: int) -> float:
         return ordered[index + 1] if index >= low else ordered[index]
 
-    return at(half) if size % 2 else at(half - 1) / 2 + at(half) / 2
+    return at(half) if size % 2 else middle(at(half - 1), at(half))
 
 
 def first_slow(steps: list[int], slow: list[bool]) -> int:

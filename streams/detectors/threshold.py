@@ -27,6 +27,7 @@ RANKS_MAX = 10_000
 _PANES = 5
 _UPDATE_US = 10_000_000
 _MAX_ALERTS = 4
+_SCORE_MAX = 1e6
 
 _HOLDS: Mapping[Comparison, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -142,7 +143,7 @@ class Threshold(Detector[ThresholdState]):
             last_step=view.end - 1 if steps else None,
             value=value,
             expected=rule.bound,
-            score=abs(value - rule.bound) / max(abs(rule.bound), 1e-300) if abs(value) < 1e300 else 1e6,
+            score=min(_SCORE_MAX, abs(value - rule.bound) / (abs(rule.bound) or 1.0)),
             text=(
                 f"{named(rule.metric)}{place(rank)} is {figure(value)}, {rule.op} {figure(rule.bound)} "
                 f"for {self._length(view.end - held.since)}"
