@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 KEPT_SNAPSHOTS = 2
 """Newest snapshots without a tombstone: a reader of the older one is not disturbed."""
+FEW_RECORDS = 10
+QUIET_PERIODS = 10
+"""A partition with fewer new records (only ticks, say) is saved at every tenth turn."""
 _TAIL_RECORDS = 64
 _SINGLE = frozenset(spec.name for spec in SPECS if spec.single)
 
@@ -87,7 +90,7 @@ class PartitionTask(Generic[S]):
         self.tick_lane = Lane()
         self._known: dict[snapshots.SnapshotId, list[bytes]] = {}
         self._snapshot_offset = -1
-        self._snapshot_due_us = 0
+        self._snapshot_us = self._snapshot_due_us = 0
         self._caught_up_at: int | None = None
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"partition-{partition}")
 
@@ -126,7 +129,7 @@ class PartitionTask(Generic[S]):
         cursor = self.cursor = await self._recover()
         self._predecessor = None
         self._parts.health.recoveries += 1
-        self._snapshot_offset = cursor.next
+        self._snapshot_offset, self._snapshot_us = cursor.next, self._parts.clock.steady_us()
         self._plan_snapshot()
         while not self._retired:
             await self._check_config()
@@ -261,10 +264,14 @@ class PartitionTask(Generic[S]):
     # --- snapshots and recovery -------------------------------------------------------------------------
 
     async def _maybe_snapshot(self) -> None:
-        if self._parts.clock.steady_us() >= self._snapshot_due_us:
-            if self._at.next > self._snapshot_offset:
-                await self._snapshot()
-            self._plan_snapshot()
+        now_us = self._parts.clock.steady_us()
+        if now_us < self._snapshot_due_us:
+            return
+        new = self._at.next - self._snapshot_offset
+        quiet_us = QUIET_PERIODS * self._parts.settings.streams.snapshot_us
+        if new >= FEW_RECORDS or (new and now_us - self._snapshot_us >= quiet_us):
+            await self._snapshot()
+        self._plan_snapshot()
 
     def _plan_snapshot(self) -> None:
         self._snapshot_due_us = self._parts.clock.steady_us() + self._parts.settings.streams.snapshot_us
@@ -280,7 +287,7 @@ class PartitionTask(Generic[S]):
         await parts.outbox.settled(self._lane)
         await self._write_state(*written.manifest)
         await parts.outbox.settled(self._lane)
-        self._snapshot_offset = cursor.next
+        self._snapshot_offset, self._snapshot_us = cursor.next, parts.clock.steady_us()
         self._known[this] = written.keys
         parts.health.snapshots += 1
         await self._bury(this)

@@ -1,0 +1,310 @@
+"""Samples per second from producer processes through real Kafka, the Faust worker and the sink to Parquet.
+
+    .venv/bin/python benchmarks/pipeline.py [--quick] [--seconds N]
+
+One run of 64 ranks, all on this machine: producer processes encode frames of 200 samples (20 metrics of 10
+steps) and send them as fast as the broker takes them, at most ``--ahead`` frames before the worker; one
+stream worker (windows on both axes, all default detectors, snapshots) and one sink work beside them, as
+processes, with default settings. The clock runs from the first frame until the worker has applied and the
+sink has committed every frame. The broker is ``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM.
+
+The last line is one flat JSON object: ``samples_per_s`` (samples stored over that time), ``samples_in``
+(accepted by the broker), ``samples_stored`` (rows committed), ``window_rows``, ``seconds``; where the time
+goes: ``cpu_<process>_s`` of broker, producers, worker and sink, and ``cores``; ``worker_s``, ``sink_s``: when
+each of the two was done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+RANKS = 64
+PRODUCERS = 2
+METRICS = 20
+STEPS = 10
+SAMPLES = METRICS * STEPS
+RUN = "01benchmark"
+HERE = Path(__file__).resolve().parent
+DRAIN_S = 25.0
+FEW = 10
+"""So many records at the end may wait for a later snapshot, from which the worker's progress is read."""
+
+
+def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: str) -> None:
+    """Sends frames of half of the ranks until the time is over; prints how many were accepted."""
+    from kafka import KafkaProducer
+
+    from driftline import events, frames
+    from driftline.topics import DEFAULT_PARTITIONS, partition_of
+
+    producer = KafkaProducer(
+        bootstrap_servers=[bootstrap],
+        acks="all",
+        compression_type="lz4",
+        linger_ms=5,
+        batch_size=256 * 1024,
+        allow_auto_create_topics=False,
+    )
+    partition = partition_of(RUN, DEFAULT_PARTITIONS)
+    ranks = range(first, RANKS, PRODUCERS)
+    failed: list[BaseException] = []
+    sent = 0
+
+    def send(value: bytes) -> None:
+        producer.send(f"{prefix}telemetry", value, key=RUN.encode(), partition=partition).add_errback(
+            failed.append
+        )
+
+    for rank in ranks:
+        start = events.ProcessStarted(
+            run=RUN, process=f"p{rank}", seq=0, time_us=_now_us(), rank=rank, world_size=RANKS
+        )
+        send(events.encode(start))
+    names = [f"metric/{at:02d}" for at in range(METRICS)]
+    metric = np.tile(np.arange(METRICS, dtype=np.int16), STEPS)
+    values = np.random.default_rng(first).normal(1.0, 0.1, (97, SAMPLES))
+    end = time.monotonic() + seconds
+    step = 0
+    while time.monotonic() < end:
+        while sent > int(Path(allowance).read_text() or 0):
+            time.sleep(0.01)
+            if time.monotonic() > end:
+                break
+        steps = np.repeat(np.arange(step, step + STEPS, dtype=np.int64), METRICS)
+        for rank in ranks:
+            frame = frames.Frame(
+                run=RUN,
+                process=f"p{rank}",
+                rank=rank,
+                seq=1 + step // STEPS,
+                names=names,
+                metric=metric,
+                step=steps,
+                time_us=np.full(SAMPLES, _now_us(), np.int64),
+                value=values[sent % 97],
+                weight=np.ones(SAMPLES),
+            )
+            send(frames.encode(frame))
+            sent += 1
+        step += STEPS
+    producer.flush()
+    producer.close()
+    if failed:
+        raise failed[0]
+    print(sent)
+
+
+def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead: int) -> dict[str, Any]:
+    from driftline.admin import ensure_topics
+    from driftline.connection import KafkaSettings
+
+    prefix = f"bench{os.getpid()}."
+    settings = KafkaSettings(bootstrap=bootstrap, prefix=prefix)
+    ensure_topics(settings)
+    with tempfile.TemporaryDirectory(prefix="driftline-bench-") as folder, contextlib.ExitStack() as stack:
+        root = Path(folder) / "data"
+        environ = os.environ | {
+            "DRIFTLINE_BOOTSTRAP": bootstrap,
+            "DRIFTLINE_PREFIX": prefix,
+            "DRIFTLINE_STORAGE__ROOT": str(root),
+        }
+        worker = stack.enter_context(_role("driftline.streams.worker", "run_streams", environ))
+        sink = stack.enter_context(_role("driftline.storage.sink", "run_sink", environ))
+        progress = _Progress(settings, root)
+        stack.callback(progress.close)
+        while not progress.started():
+            _check(worker, sink)
+            time.sleep(0.2)
+        parts = {"worker": psutil.Process(worker.pid), "sink": psutil.Process(sink.pid)}
+        if broker is not None:
+            parts["broker"] = broker
+        before = {name: _cpu_s(process) for name, process in parts.items()}
+        allowance = Path(folder) / "allowance"
+        allowance.write_text(str(ahead // PRODUCERS))
+        begin = time.monotonic()
+        producers = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--produce", str(at), "--seconds", str(seconds)],
+                env=environ | {"BENCH_ALLOWANCE": str(allowance)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for at in range(PRODUCERS)
+        ]
+        while any(process.poll() is None for process in producers):
+            _check(worker, sink)
+            allowance.write_text(str((progress.applied() + ahead) // PRODUCERS))
+            time.sleep(0.1)
+        frames_in = sum(int((process.stdout.read() if process.stdout else "") or 0) for process in producers)
+        producers_cpu = _children_cpu_s()
+        done = {"worker_s": 0.0, "sink_s": 0.0}
+        while not all(done.values()) and time.monotonic() < begin + seconds + DRAIN_S:
+            _check(worker, sink)
+            if not done["worker_s"] and progress.applied() >= frames_in + RANKS - FEW:
+                done["worker_s"] = time.monotonic() - begin
+            if not done["sink_s"] and progress.stored() >= frames_in * SAMPLES:
+                done["sink_s"] = time.monotonic() - begin
+            time.sleep(0.1)
+        elapsed = time.monotonic() - begin
+        stored = progress.stored()
+        cpu = {f"cpu_{name}_s": round(_cpu_s(p) - before[name], 2) for name, p in parts.items()}
+        return {
+            "samples_per_s": round(stored / elapsed),
+            "samples_in": frames_in * SAMPLES,
+            "samples_stored": stored,
+            "window_rows": progress.window_rows(),
+            "frames_applied": progress.applied(),
+            "seconds": round(elapsed, 2),
+            **{name: round(value, 2) for name, value in done.items()},
+            "cpu_producers_s": round(producers_cpu, 2),
+            **cpu,
+            "cores": os.cpu_count(),
+            "load_before": round(os.getloadavg()[1], 1),
+        }
+
+
+class _Progress:
+    """How far worker and sink are, as anyone can see it: the group's offsets and the tables."""
+
+    def __init__(self, settings: Any, root: Path) -> None:
+        from driftline import admin
+        from driftline.topics import partition_of
+
+        self._client = admin.connect(settings)
+        self._group = f"{settings.prefix}streams"
+        self._topic = settings.topics["telemetry"]
+        self._partition = partition_of(RUN, settings.partitions)
+        self._root = root
+        self._first: int | None = None
+
+    def started(self) -> bool:
+        """The worker has the partition, and the sink its tables."""
+        return self._offset() > 0 and (self._root / "samples" / "_delta_log").exists()
+
+    def applied(self) -> int:
+        """Records below the worker's newest snapshot, ticks left out as well as can be told (under 1 %)."""
+        return self._offset()
+
+    def _offset(self) -> int:
+        from kafka.errors import KafkaError
+
+        try:
+            found = self._client.list_group_offsets({self._group: None})
+        except KafkaError:  # no group yet
+            return 0
+        for offsets in found.values():
+            for at, offset in offsets.items():
+                if (at.topic, at.partition) == (self._topic, self._partition):
+                    return int(offset.offset)
+        return 0
+
+    def stored(self) -> int:
+        return self._rows("samples")
+
+    def window_rows(self) -> int:
+        return self._rows("windows")
+
+    def _rows(self, table: str) -> int:
+        from deltalake import DeltaTable
+
+        return int(DeltaTable(self._root / table).count())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def _role(module: str, function: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A role as a process of its own, ended with SIGTERM."""
+    code = f"import sys; from driftline.settings import load; from {module} import {function} as run; "
+    process = subprocess.Popen([sys.executable, "-c", code + "sys.exit(run(load()))"], env=environ)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _check(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args} ended with {process.returncode}")
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _children_cpu_s() -> float:
+    """Of children that ended: the producers (and what starting the broker took)."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+@contextlib.contextmanager
+def _kafka() -> Iterator[tuple[str, psutil.Process | None]]:
+    if bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP"):
+        yield bootstrap, None
+        return
+    path = HERE.parent / "tests" / "support" / "jvm_kafka.py"
+    spec = importlib.util.spec_from_file_location("jvm_kafka", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["jvm_kafka"] = module
+    spec.loader.exec_module(module)
+    with module.JvmKafka(quick_start=False) as broker:
+        yield broker.bootstrap, psutil.Process(broker.process.pid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="under 50 s")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="how long to produce (default 40, quick 10)"
+    )
+    parser.add_argument("--ahead", type=int, default=20_000, help="frames that may wait for the worker")
+    parser.add_argument("--produce", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    seconds = asked.seconds or (10.0 if asked.quick else 40.0)
+    if asked.produce is not None:
+        produce(
+            os.environ["DRIFTLINE_BOOTSTRAP"],
+            os.environ["DRIFTLINE_PREFIX"],
+            asked.produce,
+            seconds,
+            os.environ["BENCH_ALLOWANCE"],
+        )
+        return
+    with _kafka() as (bootstrap, broker):
+        print(json.dumps(measure(bootstrap, broker, seconds, asked.ahead)))
+
+
+if __name__ == "__main__":
+    main()

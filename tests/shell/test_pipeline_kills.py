@@ -1,0 +1,167 @@
+"""The real pipeline in workers that are killed: what readers keep is what the pure pipeline gives."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kafka import KafkaProducer
+
+from driftline import events, frames, window_rows
+from driftline.admin import ensure_topics
+from driftline.connection import KafkaSettings, kafka_python
+from driftline.records import OutputId
+from driftline.streams.pipeline import Pipeline
+from driftline.streams.shell.snapshots import Collected, Source
+from driftline.topics import partition_of
+
+pytestmark = pytest.mark.kafka
+PARTITIONS = 2
+RUNS = ("run-a", "run-b", "run-4")
+assert {0, 1} == {partition_of(run, PARTITIONS) for run in RUNS}
+METRICS = ["loss", "grad_norm", "tokens", "step_time"]
+STEPS_PER_FRAME = 10
+
+
+def training(run: str, steps: range) -> list[bytes]:
+    """Frames of two ranks of a run: noisy, with a NaN now and then."""
+    payloads = []
+    for first in steps[::STEPS_PER_FRAME]:
+        for rank in range(2):
+            rng = np.random.default_rng([hash_of(run), first, rank])
+            count = STEPS_PER_FRAME * len(METRICS)
+            value = rng.normal(2.0, 0.3, count)
+            value[rng.random(count) < 0.01] = np.nan
+            now_us = time.time_ns() // 1000
+            frame = frames.Frame(
+                run=run,
+                process=f"{run}-{rank}",
+                rank=rank,
+                seq=1 + first // STEPS_PER_FRAME,
+                names=METRICS,
+                metric=np.tile(np.arange(len(METRICS), dtype=np.int16), STEPS_PER_FRAME),
+                step=np.repeat(np.arange(first, first + STEPS_PER_FRAME, dtype=np.int64), len(METRICS)),
+                time_us=np.full(count, now_us, np.int64),
+                value=value,
+                weight=np.ones(count),
+            )
+            payloads.append(frames.encode(frame))
+    return payloads
+
+
+def hash_of(run: str) -> int:
+    return sum(run.encode())
+
+
+def started(run: str) -> list[bytes]:
+    return [
+        events.encode(
+            events.ProcessStarted(
+                run=run,
+                process=f"{run}-{rank}",
+                seq=0,
+                time_us=time.time_ns() // 1000,
+                rank=rank,
+                world_size=2,
+            )
+        )
+        for rank in range(2)
+    ]
+
+
+def id_of(topic: str, value: bytes) -> OutputId:
+    if topic == "windows":
+        return window_rows.decode(value)[0]
+    event = events.decode(value)
+    return OutputId.parse(event.id)  # type: ignore[union-attr]
+
+
+def test_the_pipeline_killed_in_mid_stream(
+    kafka: Any,
+    tmp_path: Path,
+    start_worker: Callable[..., Any],
+    read_all: Callable[..., list[Any]],
+    as_records: Callable[..., Any],
+    until: Callable[..., None],
+) -> None:
+    settings: KafkaSettings = kafka.settings(partitions=PARTITIONS)
+    uuid = ensure_topics(settings)[settings.topics["telemetry"]]
+    producer = KafkaProducer(acks="all", compression_type="lz4", **kafka_python(settings))
+
+    def write(values: dict[str, list[bytes]]) -> int:
+        """The highest offset of what was written."""
+        sent = [
+            producer.send(
+                settings.topics["telemetry"],
+                key=run.encode(),
+                value=value,
+                partition=partition_of(run, PARTITIONS),
+            )
+            for run, found in values.items()
+            for value in found
+        ]
+        return max(int(future.get(30).offset) for future in sent)
+
+    def start() -> Any:
+        return start_worker(
+            settings,
+            [sys.executable, "-m", "driftline.streams.worker", "streams"],
+            DRIFTLINE_KAFKA__PARTITIONS=str(PARTITIONS),
+            DRIFTLINE_STREAMS__SNAPSHOT="500ms",
+            DRIFTLINE_STREAMS__SESSION_TIMEOUT="6s",
+            DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / "state"),
+        )
+
+    def snapshot_offset(partition: int) -> int:
+        found = Collected(Source(f"{settings.prefix}streams", uuid, partition))
+        for record in read_all(settings, "state", partition):
+            found.add(record.key, record.value)
+        return max((s.offset for s in found.complete), default=-1)
+
+    # The configuration goes into the log before the runs, or windows of early frames have no settings.
+    worker = start()
+    until(
+        lambda: all(snapshot_offset(partition) > 0 for partition in range(PARTITIONS)), what="first snapshots"
+    )
+    write({run: started(run) for run in RUNS})
+    for at in range(3):
+        end = write({run: training(run, range(at * 300, at * 300 + 200)) for run in RUNS})
+        until(lambda end=end: max(map(snapshot_offset, range(PARTITIONS))) >= end - 20, what="progress")
+        write({run: training(run, range(at * 300 + 200, at * 300 + 300)) for run in RUNS})
+        if at < 2:
+            worker.kill()
+            worker = start()
+    ends = [read_all(settings, "telemetry", partition)[-1].offset for partition in range(PARTITIONS)]
+    until(lambda: all(snapshot_offset(p) > ends[p] for p in range(PARTITIONS)), what="all is processed")
+    assert worker.stop() == 0
+    producer.close()
+
+    repeats = windows = 0
+    for partition in range(PARTITIONS):
+        core = Pipeline()
+        state = core.fresh(uuid, partition)
+        end = snapshot_offset(partition)
+        log = [r for r in as_records(read_all(settings, "telemetry", partition)) if r.offset < end]
+        wanted: dict[str, list[bytes]] = {"windows": [], "facts": [], "alerts": []}
+        for output in core.step(state, log):
+            wanted[output.topic].append(output.value)
+        for topic, values in wanted.items():
+            kept, mark = [], (-1, -1)
+            for record in read_all(settings, topic, partition):
+                this = id_of(topic, record.value)
+                if (this.offset, this.ordinal) > mark:
+                    kept.append(record.value)
+                    mark = (this.offset, this.ordinal)
+                else:
+                    repeats += 1
+                    assert record.value in values, f"{topic} {this} was sent with another content"
+            assert kept == values, f"{topic} of partition {partition} differ from the oracle"
+            windows += len(values) if topic == "windows" else 0
+    print(f"windows: {windows} outputs, {repeats} repeats")
+    assert windows > 0
+    assert repeats > 0, "nothing was sent twice: the kills missed"
