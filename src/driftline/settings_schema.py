@@ -87,6 +87,7 @@ class Storage(Block, frozen=True, kw_only=True):
             "and facts stay. Absent: everything is kept.",
             "duration",
             low=60_000_000,
+            not_yet="nothing is deleted so far",
         ),
     ] = _STORAGE.retention_us
     commit: Annotated[
