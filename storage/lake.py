@@ -142,8 +142,11 @@ class Lake:
         path = self.root / name
         table = TABLES[name]
         try:
-            handle = DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
-            handle = DeltaTable(str(path))
+            try:
+                handle = DeltaTable(str(path))
+            except TableNotFoundError:
+                DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
+                handle = DeltaTable(str(path))
         except (DeltaError, OSError) as error:
             raise BadData(
                 f"{path} cannot be opened as a table: {error}; move the folder away or choose another root "

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from driftline.errors import BadRecord
+from driftline.errors import BadData, BadRecord
 from driftline.records import OutputId
 from driftline.storage.lake import Lake
 from driftline.storage.relations import source
@@ -23,14 +23,23 @@ _OUTPUT_TABLES: tuple[TableName, ...] = ("windows", "facts", "alerts")
 
 
 def read_seen(lake: Lake, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
-    """The marks of everything stored; ``starts`` maps a telemetry partition to the offset it is read from."""
+    """The marks of everything stored; ``starts`` maps a telemetry partition to the offset it is read from.
+
+    Raises BadData if a file of a table is missing or broken.
+    """
     seen = Seen()
-    with duckdb.connect() as db:
-        _processes(db, lake, seen, telemetry_uuid, starts)
-        _accepted(db, lake, seen, telemetry_uuid, starts)
-        for name in _OUTPUT_TABLES:
-            _outputs(db, lake, seen, name)
-        _items(db, lake, seen)
+    try:
+        with duckdb.connect() as db:
+            _processes(db, lake, seen, telemetry_uuid, starts)
+            _accepted(db, lake, seen, telemetry_uuid, starts)
+            for name in _OUTPUT_TABLES:
+                _outputs(db, lake, seen, name)
+            _items(db, lake, seen)
+    except duckdb.Error as error:
+        line = str(error).partition("\n")[0]
+        raise BadData(
+            f"what is stored in {lake.root} cannot be read, a file is missing or broken: {line}"
+        ) from error
     return seen
 
 

@@ -270,7 +270,8 @@ class Sink:
             polled = consumer.poll(timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
         except OffsetOutOfRangeError as error:
             raise Unavailable(
-                f"the broker refuses the stored position {error}: if its log was cut, make the topic anew"
+                f"the broker does not have the position that the tables stand at ({error}); if its log was "
+                "cut, delete the topic: driftline makes it anew and keeps all rows"
             ) from error
         now = self._clock.steady_us()
         if polled:
@@ -337,6 +338,7 @@ class Sink:
         for name in TABLE_NAMES:
             rows = tables.get(name)
             moves = self._moves(name)
+            assert rows is None or moves, f"rows of {name} without a record that brought them"
             if moves and (rows is not None or empty):
                 ids = {spot: App.id(self._sources[spot[0]].uuid, spot[1]) for spot in moves}
                 self._lake.commit(

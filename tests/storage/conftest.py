@@ -235,3 +235,9 @@ def quick(embedded: Any, tmp_path: Path) -> Iterator[Harness]:
     """A harness on the embedded broker."""
     with contextlib.closing(Harness(embedded.settings(), tmp_path / "data")) as harness:
         yield harness
+
+
+@pytest.fixture
+def harness_on(tmp_path: Path) -> Any:
+    """Makes a harness on any broker."""
+    return lambda settings: contextlib.closing(Harness(settings, tmp_path / "data"))

@@ -378,3 +378,24 @@ def test_a_run_named_like_a_path_writes_nothing_outside(real: Any, make: Any) ->
     assert real.rows("SELECT run, name FROM runs ORDER BY 1") == sorted((run, run) for run in odd)
     inside = {path.name for path in real.root.iterdir()}
     assert inside == {*(name for names in FEEDS.values() for name in names), "catalog.duckdb"}
+
+
+@pytest.mark.kafka
+def test_a_broker_that_goes_and_comes_back_costs_two_lines_and_no_row(
+    jvm_kafka: Any, make: Any, harness_on: Any
+) -> None:
+    settings = KafkaSettings(bootstrap=jvm_kafka.bootstrap, prefix="away.", partitions=2)
+    with harness_on(settings) as harness, harness.sink():
+        harness.send("telemetry", make.frame(0, {"loss": [1.0]}))
+        harness.wait_for(lambda: _count(harness) == 1)
+        jvm_kafka.kill()
+        harness.wait_for(lambda: any("waiting" in line for line in harness.lines))
+        jvm_kafka.start()
+        harness.send("telemetry", make.frame(0, {"loss": [1.0]}), make.frame(1, {"loss": [1.0]}, step=1))
+        harness.wait_for(lambda: _count(harness) == 2)
+        assert len([line for line in harness.lines if "waiting" in line]) <= 3
+        assert all("Traceback" not in line for line in harness.lines)
+
+
+def _count(harness: Any) -> int:
+    return int(harness.rows("SELECT count(*) FROM samples")[0][0])
