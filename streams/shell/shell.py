@@ -82,6 +82,8 @@ class Shell(Generic[S]):
         )
         self._tasks: dict[int, PartitionTask[S]] = {}
         self._retired: dict[int, PartitionTask[S]] = {}
+        """Between a revocation and the assignment that follows."""
+        self._ending: set[PartitionTask[S]] = set()
         self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._buffered_bytes = 0
         self._wire()
@@ -157,10 +159,13 @@ class Shell(Generic[S]):
             task.retire()
             self._retired[partition] = task
             self.health.lag.pop(partition, None)
+        gone = {p: task for p, task in self._retired.items() if p not in wanted}
+        self._ending = {*(task for task in self._ending if not task.task.done()), *gone.values()}
         for partition in sorted(wanted - set(self._tasks)):
             task = PartitionTask(self._parts, partition, self._retired.pop(partition, None))
             task.task.add_done_callback(self._ended)
             self._tasks[partition] = task
+        self._retired.clear()  # what others own now need not be remembered
         log.info("partitions of %s assigned here: %s", self._topic, sorted(wanted) or "none")
 
     # --- tasks of its own -------------------------------------------------------------------------------
@@ -185,10 +190,15 @@ class Shell(Generic[S]):
             await asyncio.sleep(due - loop.time())
 
     async def _report(self) -> None:
+        stuck: set[int] = set()
         while True:
             await asyncio.sleep(HEALTH_S)
             self._measure_lag()
             log.info("%s", self.health.line())
+            waiting = {partition for partition, task in self._tasks.items() if task.tick_lane.pending}
+            if waiting and waiting & stuck:
+                log.warning("the broker does not take records; waiting for it")
+            stuck = waiting
 
     def _measure_lag(self) -> None:
         for partition, task in self._tasks.items():
@@ -230,7 +240,7 @@ class Shell(Generic[S]):
 
     async def _stop(self, own: list[asyncio.Task[None]]) -> None:
         """Last snapshots, then leave the group, then close the producer; each within a bound."""
-        tasks = {*self._tasks.values(), *self._retired.values()}
+        tasks = {*self._tasks.values(), *self._retired.values(), *self._ending}
         for task in tasks:
             task.retire()
         if waiting := {task.task for task in tasks if not task.task.done()}:
@@ -242,7 +252,7 @@ class Shell(Generic[S]):
         await asyncio.gather(*own, return_exceptions=True)
         try:
             await asyncio.wait_for(self._app.stop(), STOP_S)
-        except (TimeoutError, KafkaError, FaustError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - nothing rests on how Faust ends
             log.warning("Faust did not stop in order: %r", error)
         await self._outbox.stop()
         log.info("%s", self.health.line())

@@ -106,6 +106,41 @@ def test_what_retention_took_is_a_gap_and_said_loudly(
     assert after[last + 2 :] == list(range(300, after[-1] + 1))
 
 
+def test_a_topic_that_was_made_again_starts_anew(
+    kafka: Any,
+    toy: ModuleType,
+    start_worker: Callable[..., Any],
+    read_all: Callable[..., list[Any]],
+    as_records: Callable[..., Any],
+    until: Callable[..., None],
+) -> None:
+    """Offsets of the new topic mean something else: its UUID keeps old state and old ids apart."""
+    settings = kafka.settings(partitions=1)
+    topic = settings.topics["telemetry"]
+    old = ensure_topics(settings)[topic]
+    write(settings, *numbered(0, 100))
+    worker = start_worker(settings, TOY_TOPICS_S="1")
+    until(lambda: len(read_all(settings, "windows", 0)) >= 100, what="outputs of the old topic")
+    client = admin.connect(settings)
+    client.delete_topics([topic])
+    client.close()
+    until(lambda: ensure_topics(settings)[topic] != old, what="the topic is made again")
+    uuid = ensure_topics(settings)[topic]
+    write(settings, *numbered(500, 700))
+
+    def of_new() -> list[bytes]:
+        found = read_all(settings, "windows", 0)
+        return [record.value for record in found if uuid.encode() in record.value]
+
+    until(lambda: len(of_new()) >= 200, what="outputs of the new topic")
+    assert worker.stop() == 0
+    assert "Traceback" not in worker.text()
+    core = toy.ToyCore()
+    wanted = core.step(core.fresh(uuid, 0), as_records(read_all(settings, "telemetry", 0)))
+    kept = list(dict.fromkeys(of_new()))
+    assert kept == [output.value for output in wanted][: len(kept)]
+
+
 @pytest.mark.parametrize("wrong", ["partitions", "time stamps"])
 def test_topics_that_do_not_fit_end_the_worker_with_one_message(
     kafka: Any, start_worker: Callable[..., Any], wrong: str

@@ -94,6 +94,9 @@ def settings(environ: dict[str, str]) -> Settings:
 
 
 if __name__ == "__main__":
+    from driftline.streams.shell import shell
     from driftline.streams.worker import run_core
+
+    shell.TOPICS_S = float(os.environ.get("TOY_TOPICS_S", shell.TOPICS_S))
 
     sys.exit(run_core(ToyCore(), settings(dict(os.environ)), role="toy", config_body=CONFIG_BODY))
