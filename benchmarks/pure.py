@@ -40,7 +40,13 @@ def make_records(samples: int, per_frame: int, seed: int = 1) -> list[Record]:
 
     for rank in range(RANKS):
         start = events.ProcessStarted(
-            run="bench", process=f"p{rank}", seq=0, time_us=now, rank=rank, world_size=RANKS, host=f"h{rank // 8}"
+            run="bench",
+            process=f"p{rank}",
+            seq=0,
+            time_us=now,
+            rank=rank,
+            world_size=RANKS,
+            host=f"h{rank // 8}",
         )
         add(events.encode(start))
     metric = np.tile(np.arange(len(METRICS), dtype=np.int16), steps)
@@ -52,11 +58,22 @@ def make_records(samples: int, per_frame: int, seed: int = 1) -> list[Record]:
         now = base + (first + steps) * STEP_US
         while tick + 1_000_000 <= now:
             tick += 1_000_000
-            records.append(Record(0, len(records), tick // 1000, events.encode(events.Tick(worker="w", time_us=tick))))
+            records.append(
+                Record(0, len(records), tick // 1000, events.encode(events.Tick(worker="w", time_us=tick)))
+            )
         for rank in range(RANKS):
             value = chance.normal(2.0, 0.1, len(metric)) * (1 + np.tile(np.arange(len(METRICS)), steps))
             frame = frames.Frame(
-                "bench", f"p{rank}", rank, seq, METRICS, metric, step, base + step * STEP_US, value, np.ones(len(metric))
+                "bench",
+                f"p{rank}",
+                rank,
+                seq,
+                METRICS,
+                metric,
+                step,
+                base + step * STEP_US,
+                value,
+                np.ones(len(metric)),
             )
             add(frames.encode(frame))
             made += len(metric)

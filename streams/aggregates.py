@@ -1,11 +1,11 @@
 """The mergeable aggregate of many cells at once, one row each, in arrays.
 
-A cell is one series in one open pane. :meth:`Cells.fold` takes samples in log order and folds each into its row
-**one after the other** (``ufunc.at`` adds in index order), starting from the row's state: the result is that of
-a plain loop over the log, so it cannot depend on how the log was cut into batches or frames.
+A cell is one series in one open pane. :meth:`Cells.fold` takes samples in log order and folds each into its
+row **one after the other** (``ufunc.at`` adds in index order), starting from the row's state: the result is
+that of a plain loop over the log, so it cannot depend on how the log was cut into batches or frames.
 
 Mean and variance are sums around a centre that the row's first weighted sample gives: constants give exactly
-0, and as the centre is itself one of the samples, cancellation is bounded by the total weight over its weight.
+0, and as the centre is one of the samples, cancellation is bounded by the total weight over its weight.
 Rows that saw a value of 2**480 or more keep their sums scaled by a power of two, so squares cannot overflow.
 Values with NaN or infinity count, and stay out of everything but ``first`` and ``last``. A weight that is
 negative, not finite or beyond 2**480 counts as 0.
@@ -13,7 +13,7 @@ negative, not finite or beyond 2**480 counts as 0.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +60,14 @@ class Samples(NamedTuple):
     process: I64
 
     def take(self, chosen: Bool | I64) -> Samples:
-        return Samples(*(column[chosen] for column in self))
+        return Samples(self.value[chosen], self.weight[chosen], self.rank[chosen], self.process[chosen])
 
 
 class Cells:
     """Rows of aggregates with room for more; freed rows are used again."""
 
     def __init__(self, capacity: int = 256) -> None:
-        self.columns: dict[str, npt.NDArray[np.generic]] = {
+        self.columns: dict[str, npt.NDArray[Any]] = {
             name: np.full(capacity, _EMPTY.get(name, 0), dtype) for name, dtype in _FIELDS
         }
         self.bits: U64 = np.zeros((capacity, 1), np.uint64)
@@ -211,7 +211,7 @@ class Cells:
     def _rescale(self, touched: I64, code: I64, value: F64, sum1: F64, sum2: F64) -> I32:
         """Moves rows that now see a big value to scaled sums; the factor is a power of two, so exact."""
         self.scaled = True
-        shift: I32 = self.columns["shift"][touched]  # type: ignore[assignment]
+        shift: I32 = self.columns["shift"][touched]
         big = np.zeros(len(touched), np.bool_)
         big[code[np.abs(value) >= BIG]] = True
         big &= shift == 0
@@ -221,7 +221,7 @@ class Cells:
         self.columns["shift"][touched] = shift
         return shift
 
-    # --- buckets of open cells: keys row << CODE_BITS | bucket, packed when many ------------------------------
+    # --- buckets of open cells: keys row << CODE_BITS | bucket, packed when many ---------------------------
 
     def push(self, keys: I64, counts: I64 | None) -> None:
         self._keys.append(keys)

@@ -68,7 +68,7 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
         return
     ahead = batch.time_us > _per_frame(arrivals, skew_us)[batch.frame]
     _tell_ahead(moment, attempt, batch, ahead & valid["time"])
-    reach = {
+    reach: dict[Axis, tuple[list[int], list[int]]] = {
         "time": _reach(batch.time_us, valid["time"] & ~ahead, batch.starts),
         "step": _reach(batch.step, valid["step"], batch.starts),
     }
@@ -107,8 +107,10 @@ def _grouped(arrivals: list[Arrival]) -> list[tuple[I64, I64]]:
     for kind in range(len(arrivals[0].series.groups)):
         maps = [a.series.groups[kind] for a in arrivals]
         if any(some is not None for some in maps):
-            none = [np.full(len(a.frame.metric), -1) if some is None else some[a.frame.metric]
-                    for a, some in zip(arrivals, maps, strict=True)]
+            none = [
+                np.full(len(a.frame.metric), -1) if some is None else some[a.frame.metric]
+                for a, some in zip(arrivals, maps, strict=True)
+            ]
             series = np.concatenate(none)
             chosen = np.flatnonzero(series >= 0)
             kinds.append((chosen, series[chosen]))

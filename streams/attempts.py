@@ -1,7 +1,7 @@
 """The state of a partition: runs, their attempts, the processes of each.
 
-An attempt is a property of a process, decided when it starts: a new one opens when a (role, rank) starts that
-the current attempt already has, or when a process rewinds the run. It never opens because a step falls, nor by
+An attempt is a property of a process, decided when it starts: a new one opens when a (role, rank) starts
+that the current attempt already has, or when a process rewinds the run; never because a step falls, never by
 the order in which frames arrive. Forked children join their parent's attempt and take no seat.
 """
 

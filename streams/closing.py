@@ -41,7 +41,7 @@ class Closing(NamedTuple):
 
 
 def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: bool = False) -> None:
-    """Closes panes below each boundary; ``flush`` puts out every window that has a sample, complete or not."""
+    """Closes panes below each boundary; ``flush`` puts out all windows with a sample, complete or not."""
     blocks: list[WindowBlock] = []
     for closing in closings:
         axis = attempt.axes[closing.axis]
@@ -101,7 +101,13 @@ def _show(moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells)
     chosen = chosen[np.lexsort((table.order()[cells.series[chosen]], cells.pane[chosen]))]
     part = cells._replace(bits=cells.bits[:, :1]).take(chosen)
     rows = zip(
-        *(part.pane.tolist(), part.series.tolist(), part.count.tolist(), part.nan.tolist(), part.inf.tolist()),
+        *(
+            part.pane.tolist(),
+            part.series.tolist(),
+            part.samples.tolist(),
+            part.nan.tolist(),
+            part.inf.tolist(),
+        ),
         *(part.mean.tolist(), part.min.tolist(), part.min_rank.tolist()),
         *(part.max.tolist(), part.max_rank.tolist()),
         strict=True,
@@ -129,7 +135,9 @@ def _show(moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells)
         moment.alerts(attempt, react(view))
 
 
-def _by_rank(attempt: Attempt, cells: ClosedCells, grouped: np.ndarray) -> dict[tuple[int, str], dict[int, float]]:
+def _by_rank(
+    attempt: Attempt, cells: ClosedCells, grouped: np.ndarray
+) -> dict[tuple[int, str], dict[int, float]]:
     means: dict[tuple[int, str], dict[int, float]] = {}
     table = attempt.series
     chosen = np.flatnonzero(grouped & ~np.isnan(cells.mean))

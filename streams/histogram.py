@@ -1,10 +1,10 @@
 """Exponential histogram buckets, as OpenTelemetry defines them, at one fixed scale.
 
-Bucket ``i`` of a positive value x holds 2**(i/64) < x <= 2**((i+1)/64) (scale 6). The index comes from the bits
-of the float (what ``frexp`` gives) and a table of exact integer boundaries: no logarithm, so it is the same on
-every machine. A bucket's middle is within 0.55 % of every value in it, for any distribution: the scale never
-coarsens. Negative values mirror positive ones, zero has a bucket of its own. Buckets are numbers that grow with
-the value, so that quantiles are a search in running counts, and histograms merge by adding counts, exactly.
+Bucket ``i`` of a positive value x holds 2**(i/64) < x <= 2**((i+1)/64) (scale 6). The index comes from the
+bits of the float (what ``frexp`` gives) and a table of exact integer boundaries: no logarithm, so it is the
+same on every machine. A bucket's middle is within 0.55 % of every value in it, for any distribution: the scale
+never coarsens. Negative values mirror positive ones, zero has a bucket of its own. Codes grow with the value,
+so that quantiles are a search in running counts, and histograms merge by adding counts, exactly.
 
 Bounds: codes lie in [0, 2**19); a series of n finite samples has at most n buckets.
 
@@ -81,7 +81,7 @@ def bucket(values: F64) -> I64:
 
 def middle(codes: I64) -> F64:
     """A value in the middle of each bucket (geometric mean of its ends)."""
-    signed = codes - _ZERO
+    signed: I64 = codes - _ZERO
     index = np.abs(signed) - _OFFSET
     size = np.ldexp(_MIDDLE[index & (PER_OCTAVE - 1)], (index >> SCALE).astype(np.int32))
     return np.asarray(np.where(signed == 0, 0.0, np.where(signed < 0, -size, size)))
@@ -98,4 +98,5 @@ def rank_of(quantile: float, count: int) -> int:
 
 def ranks_of(quantile: float, counts: I64) -> I64:
     """:func:`rank_of` for many counts at once."""
-    return np.clip(np.ceil(quantile * counts - 1e-9).astype(np.int64), 1, np.maximum(counts, 1))
+    ranks: I64 = np.clip(np.ceil(quantile * counts - 1e-9).astype(np.int64), 1, np.maximum(counts, 1))
+    return ranks

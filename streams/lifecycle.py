@@ -8,13 +8,20 @@ from driftline import config as configuration
 from driftline import events
 from driftline.config import PipelineConfig
 from driftline.errors import SettingsError
-from driftline.streams.attempts import AXES, MAX_PROCESSES, Attempt, AxisState, PartitionState, Process, Run, seat_of
+from driftline.streams.attempts import (
+    AXES,
+    MAX_PROCESSES,
+    Attempt,
+    AxisState,
+    PartitionState,
+    Process,
+    seat_of,
+)
 from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
 from driftline.streams.outputs import Outbox
 from driftline.streams.processes import Factories, counts, join, open_attempt
 from driftline.streams.views import CheckpointView, Liveness, TriggerReason
 from driftline.streams.windowing import plan
-
 
 # --- events of processes -----------------------------------------------------------------------------------
 
@@ -350,7 +357,9 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
     return config
 
 
-def apply_config(state: PartitionState, outbox: Outbox, offset: int, event: events.ConfigChanged, make: Factories) -> None:
+def apply_config(
+    state: PartitionState, outbox: Outbox, offset: int, event: events.ConfigChanged, make: Factories
+) -> None:
     """From here on the new configuration holds; axes whose windows changed start fresh panes."""
     config = read_config(event, make)
     before = state.config
@@ -399,8 +408,4 @@ def _fresh_axis(old: AxisState, name: configuration.Axis, config: PipelineConfig
 
 
 def _fact(moment: Moment, attempt: Attempt, what: events.FactKind, text: str, **fields: object) -> None:
-    moment.outbox.fact(
-        moment.offset, moment.run.name, attempt.number, what, moment.now_us, text, **fields
-    )
-
-
+    moment.outbox.fact(moment.offset, moment.run.name, attempt.number, what, moment.now_us, text, **fields)

@@ -1,4 +1,4 @@
-"""Collects what one call of ``step`` puts out, with ids made from the input position, in the order of the log."""
+"""Collects what one ``step`` puts out, with ids made from the input position, in the order of the log."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]
 def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
     cells, series = block.cells, block.series
     number = len(cells.start)
-    empty = cells.count == cells.nan + cells.inf
+    empty = cells.samples == cells.nan + cells.inf
     unweighted = np.isnan(cells.mean) & ~(cells.weight > 0)
     mask = block.presence.mask(cells.start, cells.end)
     should = expected(series, cells.series, cells.bits, mask, block.presence.awaited)
@@ -129,7 +129,7 @@ def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
         "group": pa.array(series.groups, pa.utf8()).take(text),
         "metric": pa.array(series.metrics, pa.utf8()).take(text),
         "revision": same(0, pa.int32()),
-        "count": pa.array(cells.count),
+        "count": pa.array(cells.samples),
         "weight": pa.array(cells.weight),
         "nan": pa.array(cells.nan),
         "inf": pa.array(cells.inf),

@@ -1,8 +1,8 @@
 """Panes of one axis of one attempt: open ones as cells in arrays, closed ones as a log sorted for windows.
 
 A pane is [p * width, (p + 1) * width) on the axis, p by floor division. A cell is one series in one pane.
-Panes below ``closed`` are closed: their content never changes again, and a sample that belongs to one is late.
-Closed panes are kept as long as a window that is not yet out can contain them.
+Panes below ``closed`` are closed: their content never changes again, and a sample of theirs is late. Closed
+panes are kept as long as a window that is not yet out can contain them.
 
 Bounds: ``MAX_OPEN_PANES`` open panes (:meth:`OpenPanes.room` says whether samples fit), pane numbers within
 2**43 of zero.
@@ -28,7 +28,7 @@ class ClosedCells(NamedTuple):
 
     pane: I64
     series: I64
-    count: I64
+    samples: I64
     nan: I64
     inf: I64
     weight: F64
@@ -43,12 +43,17 @@ class ClosedCells(NamedTuple):
     bits: U64
 
     def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> ClosedCells:
-        return ClosedCells(*(column[chosen] for column in self))
+        columns: list[Any] = [column[chosen] for column in self]
+        return ClosedCells(*columns)
 
     def join(self, other: ClosedCells) -> ClosedCells:
         words = max(self.bits.shape[1], other.bits.shape[1])
-        mine, theirs = self._replace(bits=widen(self.bits, words)), other._replace(bits=widen(other.bits, words))
-        return ClosedCells(*(np.concatenate(pair) for pair in zip(mine, theirs, strict=True)))
+        mine, theirs = (
+            self._replace(bits=widen(self.bits, words)),
+            other._replace(bits=widen(other.bits, words)),
+        )
+        columns: list[Any] = [np.concatenate(pair) for pair in zip(mine, theirs, strict=True)]  # type: ignore[arg-type]
+        return ClosedCells(*columns)
 
 
 class Buckets(NamedTuple):
@@ -57,7 +62,7 @@ class Buckets(NamedTuple):
     pane: I64
     series: I64
     bucket: I64
-    count: I64
+    number: I64
 
     def take(self, chosen: npt.NDArray[np.bool_] | I64 | slice) -> Buckets:
         return Buckets(*(column[chosen] for column in self))
@@ -66,6 +71,8 @@ class Buckets(NamedTuple):
         return Buckets(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
+_SAME = ("nan", "inf", "weight", "min", "min_rank", "max", "max_rank", "first", "last")
+"""Columns that closing copies as they are."""
 _INT, _FLOAT, _RANK = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
 NO_CELLS = ClosedCells(
     *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _FLOAT),
@@ -180,14 +187,11 @@ class OpenPanes:
         closed = ClosedCells(
             pane=pane,
             series=series.astype(np.int64, copy=False),
+            samples=get["count"][rows],
             mean=mean,
             std=std,
             bits=self.cells.bits[rows],
-            **{
-                name: get[name][rows]
-                for name in ClosedCells._fields
-                if name not in ("pane", "series", "mean", "std", "bits")
-            },  # type: ignore[arg-type]
+            **{name: get[name][rows] for name in _SAME},
         )
         self.cells.release(rows)
         return closed, Buckets(pane[place], closed.series[place], bucket, count)

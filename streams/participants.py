@@ -1,10 +1,10 @@
 """The series of an attempt, and who takes part in each: learned from the log, never configured.
 
-A series is a metric in a group: "" (the whole run), "rank=3", "host=a", "role=trainer". A process takes part in
-a series from the first frame in which it gives a sample of it. ``expected`` of a window counts those that take
-part and could have given one: not those whose first position on the axis is at or after the window's end, nor
-those that ended, or fell idle, before its start. While ranks of the announced world have not started yet, and
-within the start grace, they are expected too in whole-run series that at least two processes log.
+A series is a metric in a group: "" (the whole run), "rank=3", "host=a", "role=trainer". A process takes part
+in a series from the first frame in which it gives a sample of it. ``expected`` of a window counts those that
+take part and could have given one: not those whose first position on the axis is at or after the window's
+end, nor those that ended, or fell idle, before its start. While ranks of the announced world have not started
+yet, and within the start grace, they are expected too in whole-run series that at least two processes log.
 
 Bounds: ``MAX_METRICS`` names and ``MAX_SERIES`` series per attempt; what is over is refused and counted.
 """
@@ -197,12 +197,17 @@ class MissingNotes:
         for pair, is_absent in list(self.absent.items()):
             at = last.get(pair[0])
             word = pair[1] >> 6
-            if is_absent and at is not None and word < present.shape[1]:
-                if int(present[at, word]) >> (pair[1] & 63) & 1:
-                    del self.absent[pair]
+            if not is_absent or at is None or word >= present.shape[1]:
+                continue
+            if int(present[at, word]) >> (pair[1] & 63) & 1:
+                del self.absent[pair]
 
 
 def _bits(words: U64) -> list[int]:
     return [
-        index * 64 + bit for index, word in enumerate(words.tolist()) if word for bit in range(64) if word >> bit & 1
+        index * 64 + bit
+        for index, word in enumerate(words.tolist())
+        if word
+        for bit in range(64)
+        if word >> bit & 1
     ]

@@ -1,8 +1,8 @@
 """The pure pipeline: telemetry records in, windows, facts, alerts, evaluation requests and dead letters out.
 
 Implements ``Core``. What a record does is decided record by record; frames between two events are applied
-together, which gives the same (``arrivals``). So however the log is cut into batches, and wherever the state is
-dumped and loaded, the outputs are the same bytes. No clock, no randomness, no order of sets.
+together, which gives the same (``arrivals``). So however the log is cut into batches, and wherever the state
+is dumped and loaded, the outputs are the same bytes. No clock, no randomness, no order of sets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from driftline.errors import BadRecord, SettingsError
 from driftline.records import Output, Record
 from driftline.streams import arrivals, lifecycle, processes, snapshot
 from driftline.streams.arrivals import Arrival
-from driftline.streams.attempts import Attempt, PartitionState, Run
+from driftline.streams.attempts import MAX_PROCESSES, Attempt, PartitionState, Run
 from driftline.streams.closing import Moment
 from driftline.streams.outputs import Outbox
 from driftline.streams.views import Detection, TriggerState
@@ -33,7 +33,7 @@ class TriggersFactory(Protocol):
 
 
 class Pipeline:
-    """The pipeline as a ``Core[PartitionState]``; the factories default to the detectors and triggers here."""
+    """The pipeline as a ``Core[PartitionState]``; the factories default to the package's own."""
 
     source: TopicName = "telemetry"
 
@@ -77,7 +77,7 @@ class Pipeline:
         return outbox.sorted()
 
     def gap(self, state: PartitionState, start: int, end: int) -> list[Output]:
-        """The log no longer has offsets [start, end): a fact for every live run, or for none where none lives."""
+        """The log no longer has offsets [start, end): a fact for every live run (or one without a run)."""
         outbox = Outbox(state.topic_uuid, state.partition)
         state.count("gaps")
         state.count("records_lost", end - start)
@@ -182,7 +182,7 @@ class Pipeline:
             return
         process = run.processes.get(event.process)
         if process is None:
-            if len(run.processes) >= processes.MAX_PROCESSES:
+            if len(run.processes) >= MAX_PROCESSES:
                 state.count("records_of_refused_processes")
                 return
             process = processes.join(run, run.attempt, event.process)

@@ -1,4 +1,4 @@
-"""What a record of a process does to its run: first sight, duplicates, holes, liveness, the series it gives."""
+"""What a record of a process does to its run: first sight, duplicates, holes, liveness, its series."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from driftline.streams.views import Detection, TriggerState
 FRAME_LEAD_US = 2_000_000
 """A frame moves "now" at most so far past the last tick."""
 MAX_AHEAD_US = 3_600_000_000
-"""A record time further past the last tick than this is not the broker's: Kafka itself refuses such records."""
+"""A record time further past the last tick than this is not the broker's: Kafka refuses such records."""
 MAX_MAPS = 64
-GROUP_KINDS = ("rank", "host", "role")
 
 
 class Factories(Protocol):
@@ -64,7 +63,9 @@ def _refuse_run(state: PartitionState, outbox: Outbox, offset: int, name: str, t
     state.count("records_of_refused_runs")
     if not state.runs_refused_told:
         state.runs_refused_told = True
-        text = f"more than {MAX_RUNS} live runs in one partition: this one gets no windows; use more partitions"
+        text = (
+            f"more than {MAX_RUNS} live runs in one partition: this one gets no windows; use more partitions"
+        )
         outbox.fact(offset, name, 0, "refused", time_us, text)
 
 

@@ -1,7 +1,7 @@
 """A partition's state as bytes and back: MessagePack, arrays as raw bytes, checked by a digest, versioned.
 
-Layout: ``MAGIC``, 32 bytes of SHA-256 of the rest, then a map with ``version``. Caches are left out: they come
-back by themselves. Reading runs no code from the data; anything broken is BadData.
+Layout: ``MAGIC``, 32 bytes of SHA-256 of the rest, then a map with ``version``. Caches are left out: they
+come back by themselves. Reading runs no code from the data; anything broken is BadData.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ from driftline.streams.processes import Factories
 MAGIC = b"DLPS"
 VERSION = 1
 _ARRAY = 1
-_PROCESS = ("name", "attempt", "number", "rank", "role", "host", "seq", "last_seen_us", "last_step", "ended", "idle")
+_PROCESS = (
+    "name",
+    "attempt",
+    "number",
+    "rank",
+    "role",
+    "host",
+    "seq",
+    "last_seen_us",
+    "last_step",
+    "ended",
+    "idle",
+)
 
 
 def dump(state: PartitionState) -> bytes:
@@ -53,7 +65,9 @@ def load(data: bytes, make: Factories) -> PartitionState:
     try:
         plain = msgspec.msgpack.decode(body, ext_hook=_decode_array)
         if plain["version"] > VERSION:
-            raise BadData(f"snapshot has version {plain['version']}, this build reads {VERSION}: use the newer build")
+            raise BadData(
+                f"snapshot has version {plain['version']}, this build reads {VERSION}: use the newer build"
+            )
         return _load(plain, make)
     except (msgspec.DecodeError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise BadData(f"snapshot of the pipeline's state is not readable: {error!r}") from error
@@ -128,7 +142,7 @@ def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories
     attempt.missing = MissingNotes()
     attempt.missing.restore(plain["missing"])
     attempt.late = {(axis, metric): told for axis, metric, *told in plain["late"]}
-    attempt.seen_non_finite = {(m, rank, step, second): None for m, rank, step, second in plain["non_finite"]}
+    attempt.seen_non_finite = dict.fromkeys(tuple(key) for key in plain["non_finite"])
     for name in AXES:
         _load_axis(attempt.axes[name], plain["axes"][name])
     return attempt

@@ -5,9 +5,9 @@ when it ends, or when its position has not moved for the idle limit (log time); 
 again. A heartbeat moves positions too.
 
 Time axis: watermark = minimum - allowed lateness. Step axis: steps have no distance in time, so a position
-counts only once the allowed lateness has passed (log time) since the minimum reached it. Thus ranks that start
-a little later, or log an older step a little later, are not late. The two rules are one: what every process
-had passed an allowed lateness ago is complete.
+counts only once the allowed lateness has passed (log time) since the minimum reached it. So ranks that
+start a little later, or log an older step a little later, are not late. The two rules are one: what every
+process had passed an allowed lateness ago is complete.
 """
 
 from __future__ import annotations
@@ -101,7 +101,14 @@ class Watermark:
             self.value = position
 
     def dump(self) -> list[Any]:
-        return [self.value, self.first, self.newest, self.moved_us, self._held, [list(w) for w in self._waiting]]
+        return [
+            self.value,
+            self.first,
+            self.newest,
+            self.moved_us,
+            self._held,
+            [list(w) for w in self._waiting],
+        ]
 
     def restore(self, dumped: list[Any]) -> None:
         self.value, self.first, self.newest, self.moved_us, self._held, waiting = dumped

@@ -4,8 +4,8 @@ Windows of a spec are [k * every, k * every + size), half-open, for every intege
 first windows of a run are partial. A window is out once, when the last of its panes is closed, and only if it
 has a sample. Each window is computed by itself from its panes in order, so its bytes depend on nothing else.
 
-``first`` and ``last`` are by pane, then by log order. Quantiles are nearest-rank on unweighted finite samples,
-a bucket's middle (see ``histogram``), kept within the window's minimum and maximum.
+``first`` and ``last`` are by pane, then by log order. Quantiles are nearest-rank on finite samples,
+unweighted: a bucket's middle (see ``histogram``), kept within the window's minimum and maximum.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WindowCells(NamedTuple):
     start: I64
     end: I64
     series: I64
-    count: I64
+    samples: I64
     nan: I64
     inf: I64
     weight: F64
@@ -75,7 +75,7 @@ class WindowCells(NamedTuple):
 
 
 def due(log: ClosedLog, spec: WindowSpec, pane: int, *, after: int | None, until: int | None) -> I64:
-    """Starts of windows that contain a closed cell, with ``after`` < end <= ``until``; None means no bound."""
+    """Starts of windows that contain a closed cell, ``after`` < end <= ``until`` (None: no bound)."""
     panes = np.unique(log.cells.pane)
     if not len(panes):
         return panes
@@ -101,7 +101,7 @@ def compute(
         if not len(window):
             continue
         merged = _merge(log.cells, segment, part, spec.size, window, series)
-        finite = merged.count - merged.nan - merged.inf
+        finite = merged.samples - merged.nan - merged.inf
         wanted = list(asked)
         values = _quantiles(log.buckets, a, b, window, series, finite, wanted)
         for q, column in zip(wanted, values, strict=True):
@@ -117,7 +117,7 @@ def compute(
 def _blocks(log: ClosedLog, spec: WindowSpec, pane: int, starts: I64) -> list[I64]:
     """Cuts a large flush so that memory stays bounded."""
     width = len(log.buckets.pane) + len(log.cells.pane) + 1
-    each = max(1, min(len(starts), _BLOCK // width * max(1, 1)))
+    each = max(1, min(len(starts), _BLOCK // width))
     return [starts[at : at + each] for at in range(0, len(starts), each)]
 
 
@@ -133,10 +133,10 @@ class _Segment(NamedTuple):
 
     low: I64
     high: I64
-    index: I64
+    entries: I64
     """Entries of all slices, one after the other."""
     of: I64
-    """The slice of each entry of ``index``."""
+    """The slice of each entry of ``entries``."""
 
     def reduce(self, ufunc: np.ufunc, column: np.ndarray) -> np.ndarray:
         pairs = np.stack([self.low, self.high], axis=1).reshape(-1)
@@ -167,7 +167,7 @@ def _merge(
         start=starts[window],
         end=starts[window] + size,
         series=series,
-        count=segment.reduce(np.add, cells.count),
+        samples=segment.reduce(np.add, cells.samples),
         nan=segment.reduce(np.add, cells.nan),
         inf=segment.reduce(np.add, cells.inf),
         weight=weight,
@@ -186,7 +186,11 @@ def _merge(
 
 def _moments(cells: ClosedCells, segment: _Segment) -> tuple[F64, F64, F64]:
     """Weight, mean and deviation of merged cells: a mean around the first, then squares around that mean."""
-    weights, means, stds = cells.weight[segment.index], cells.mean[segment.index], cells.std[segment.index]
+    weights, means, stds = (
+        cells.weight[segment.entries],
+        cells.mean[segment.entries],
+        cells.std[segment.entries],
+    )
     some = weights > 0
     of = segment.of
     if not some.all():
@@ -219,9 +223,9 @@ def _moments(cells: ClosedCells, segment: _Segment) -> tuple[F64, F64, F64]:
 
 def _extreme(ufunc: np.ufunc, column: F64, ranks: I32, segment: _Segment) -> tuple[F64, I32]:
     value = segment.reduce(ufunc, column)
-    hits = np.flatnonzero(column[segment.index] == value[segment.of])[::-1]
+    hits = np.flatnonzero(column[segment.entries] == value[segment.of])[::-1]
     chosen = np.zeros(len(value), np.int64)
-    chosen[segment.of[hits]] = segment.index[hits]
+    chosen[segment.of[hits]] = segment.entries[hits]
     return column[chosen], ranks[chosen]
 
 
@@ -238,16 +242,14 @@ def _quantiles(
     leaves = np.searchsorted(a, part.pane, side="right")
     windows = len(a)
     counts = np.zeros((windows + 1) * width, np.int64)
-    np.add.at(counts, enters * width + column, part.count)
-    np.subtract.at(counts, leaves * width + column, part.count)
+    np.add.at(counts, enters * width + column, part.number)
+    np.subtract.at(counts, leaves * width + column, part.number)
     running = np.cumsum(counts.reshape(windows + 1, width)[:windows], axis=0)
     running = np.cumsum(running, axis=1)
-    running += np.arange(windows)[:, None] * (int(part.count.sum()) + 1)  # one sorted line for all windows
+    running += np.arange(windows)[:, None] * (int(part.number.sum()) + 1)  # one sorted line for all windows
     line = running.reshape(-1)
     begin = window * width + np.searchsorted(column_series, series)
-    base = np.where(
-        begin % width == 0, window * (int(part.count.sum()) + 1), line[np.maximum(begin - 1, 0)]
-    )
+    base = np.where(begin % width == 0, window * (int(part.number.sum()) + 1), line[np.maximum(begin - 1, 0)])
     values = []
     for quantile in wanted:
         target = base + histogram.ranks_of(quantile, finite)
@@ -258,7 +260,7 @@ def _quantiles(
 
 
 def _columns(part: Buckets) -> tuple[I64, int, I64, I64]:
-    """Numbers the (series, bucket) pairs in order: column of each entry, how many, series and bucket of each."""
+    """Numbers (series, bucket) pairs in order: column of each entry, how many, series and bucket of each."""
     count = int(part.series.max()) + 1
     least = np.full(count, 1 << histogram.CODE_BITS, np.int64)
     most = np.full(count, -1, np.int64)

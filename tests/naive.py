@@ -1,4 +1,4 @@
-"""The slow, obvious oracle of windows: one record at a time, one sample at a time, dictionaries and exact numbers.
+"""The slow, obvious oracle of windows: one record at a time, one sample at a time, with exact numbers.
 
 ``run(records, config)`` gives the rows of ``windows`` that the pipeline must give, as a list of dicts.
 ``differences(rows, outputs)`` compares them with what the pipeline put out. ``make_log(seed)`` makes a small
@@ -311,7 +311,14 @@ class Naive:
                 axis.out[at] = max(axis.out[at], max(start for start, _, _ in found) + spec.size)
 
     def row(
-        self, attempt: Attempt, axis: Axis, spec: WindowSpec, start: int, group: str, metric: str, samples: list[Sample]
+        self,
+        attempt: Attempt,
+        axis: Axis,
+        spec: WindowSpec,
+        start: int,
+        group: str,
+        metric: str,
+        samples: list[Sample],
     ) -> Row:
         end = start + spec.size
         part = attempt.part[(group, metric)]
@@ -319,9 +326,7 @@ class Naive:
         could = {
             p
             for p in part
-            if p in axis.first
-            and axis.first[p] < end
-            and (axis.holding.get(p) or axis.newest[p] >= start)
+            if p in axis.first and axis.first[p] < end and (axis.holding.get(p) or axis.newest[p] >= start)
         }
         awaited = attempt.awaited(self.now, self.config.start_grace_us)
         extra = awaited if not group and len(part) >= 2 else 0
@@ -438,14 +443,18 @@ def differences(expected: list[Row], outputs: Iterable[Output]) -> list[str]:
     found = rows_of(outputs)
     wanted = {key_of(row): row for row in expected}
     given = {key_of(row): row for row in found}
-    problems = [f"twice: {key}" for key in given if sum(key_of(row) == key for row in found) > 1] if len(
-        given
-    ) < len(found) else []
+    problems = (
+        [f"twice: {key}" for key in given if sum(key_of(row) == key for row in found) > 1]
+        if len(given) < len(found)
+        else []
+    )
     problems += [f"lacking: {key}" for key in wanted if key not in given]
     problems += [f"not expected: {key}" for key in given if key not in wanted]
     for key, row in wanted.items():
         if key in given:
-            problems += [f"{key} {name}: {row[name]!r} != {given[key][name]!r}" for name in _unequal(row, given[key])]
+            problems += [
+                f"{key} {name}: {row[name]!r} != {given[key][name]!r}" for name in _unequal(row, given[key])
+            ]
     return problems
 
 
@@ -489,7 +498,11 @@ ODD_VALUES = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e300, -1e300, 1.7e308, 
 
 
 def make_frame(
-    run: str, process: str, seq: int, rank: int | None, samples: Sequence[tuple[str, int | None, int, float, float]]
+    run: str,
+    process: str,
+    seq: int,
+    rank: int | None,
+    samples: Sequence[tuple[str, int | None, int, float, float]],
 ) -> bytes:
     """A frame of (metric, step, time_us, value, weight) samples."""
     names = list(dict.fromkeys(sample[0] for sample in samples))
@@ -518,7 +531,7 @@ def make_log(
     restart: bool = True,
     end: bool = True,
 ) -> list[Record]:
-    """A log of a few runs, with ticks, disorder, duplicates, holes, odd values, restarts, idle and late ranks."""
+    """A log of a few runs, with ticks, disorder, duplicates, holes, odd values, restarts, idle ranks."""
     chance = random.Random(seed)
     base = 1_700_000_000_000_000
     log: list[tuple[int, int, bytes]] = []
@@ -538,7 +551,15 @@ def make_log(
 
 
 def _one_attempt(
-    chance: random.Random, put: Any, run: str, generation: int, base: int, ranks: int, seconds: int, *, end: bool
+    chance: random.Random,
+    put: Any,
+    run: str,
+    generation: int,
+    base: int,
+    ranks: int,
+    seconds: int,
+    *,
+    end: bool,
 ) -> None:
     begin = base + generation * seconds * 500_000
     world = ranks + (1 if chance.random() < 0.2 else 0)
@@ -546,8 +567,20 @@ def _one_attempt(
         process, seq = f"{run}{generation}{rank}", 0
         now = begin + chance.randrange(0, 1_500_000)
         if chance.random() < 0.9:
-            put(now, events.encode(events.ProcessStarted(
-                run=run, process=process, seq=0, time_us=now, rank=rank, world_size=world, host=f"h{rank % 2}")))
+            put(
+                now,
+                events.encode(
+                    events.ProcessStarted(
+                        run=run,
+                        process=process,
+                        seq=0,
+                        time_us=now,
+                        rank=rank,
+                        world_size=world,
+                        host=f"h{rank % 2}",
+                    )
+                ),
+            )
         step = 0
         last = begin + chance.randrange(seconds // 3, seconds) * 1_000_000
         names = NAMES[: chance.randrange(1, len(NAMES) + 1)]
@@ -566,12 +599,23 @@ def _one_attempt(
                 now += chance.randrange(1, 40) * 1_000_000  # silent
             if chance.random() < 0.05:
                 seq += 1
-                put(now, events.encode(events.Heartbeat(run=run, process=process, seq=seq, time_us=now, step=step)))
+                put(
+                    now,
+                    events.encode(
+                        events.Heartbeat(run=run, process=process, seq=seq, time_us=now, step=step)
+                    ),
+                )
             if chance.random() < 0.01:
                 seq += 1
-                put(now, events.encode(events.RunRewound(run=run, process=process, seq=seq, time_us=now, step=3)))
+                put(
+                    now,
+                    events.encode(events.RunRewound(run=run, process=process, seq=seq, time_us=now, step=3)),
+                )
         if end and chance.random() < 0.7:
-            put(now + 10_000, events.encode(events.ProcessEnded(run=run, process=process, seq=seq + 1, time_us=now)))
+            put(
+                now + 10_000,
+                events.encode(events.ProcessEnded(run=run, process=process, seq=seq + 1, time_us=now)),
+            )
 
 
 def _some_frame(
@@ -586,6 +630,10 @@ def _some_frame(
         at = now - chance.randrange(0, 900_000)
         if chance.random() < 0.01:
             at += 86_400_000_000
-        place = None if chance.random() < 0.2 else max(0, step - (chance.randrange(0, 6) if chance.random() < 0.1 else 0))
+        place = (
+            None
+            if chance.random() < 0.2
+            else max(0, step - (chance.randrange(0, 6) if chance.random() < 0.1 else 0))
+        )
         samples.append((name, place, at, value, weight))
     return make_frame(run, process, seq, rank if chance.random() < 0.8 else None, samples)
