@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from driftline.demo.verify import check
 
-pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 TOO_SHORT_FOR = {"slow rank", "loss spike", "accuracy"}
 """What a run of 60 steps cannot show; CI runs the whole demonstration with --check for these."""
 
@@ -61,10 +62,11 @@ class Demo:
                 self.process.kill()
 
 
-def test_a_short_run_ends_with_everything_stored_once_and_a_second_lies_beside_it(tmp_path: Path) -> None:
+@pytest.mark.embedded
+def test_a_short_run_stores_everything_once_and_one_that_is_cut_short_lies_beside_it(tmp_path: Path) -> None:
     root = tmp_path / "data"
-    for number in (1, 2):
-        demo = Demo(root, "--steps", "60")
+    for number, limits in ((1, ("--steps", "60")), (2, ("--steps", "100000", "--seconds-max", "6"))):
+        demo = Demo(root, *limits)
         assert demo.end() == 0, demo.said
         assert f"{len(os.listdir(root / 'runs'))}" == str(number)
         run = max(path.name for path in (root / "runs").iterdir())
@@ -76,6 +78,7 @@ def test_a_short_run_ends_with_everything_stored_once_and_a_second_lies_beside_i
         assert len(demo.said.split("last_accuracy\n")[1].split("\n\n")[0].split("\n")) >= number
 
 
+@pytest.mark.embedded
 def test_ctrl_c_ends_all_processes_and_says_where_the_data_is(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "data", "--steps", "100000")
     demo.wait_until("checkpoint saved at step 0")
@@ -87,6 +90,7 @@ def test_ctrl_c_ends_all_processes_and_says_where_the_data_is(tmp_path: Path) ->
     assert not [name for name, child in children.items() if child.is_running()]
 
 
+@pytest.mark.embedded
 def test_a_part_that_dies_ends_the_demonstration_with_its_name_and_log(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "data", "--steps", "100000")
     demo.wait_until("starting stream worker")
@@ -96,3 +100,13 @@ def test_a_part_that_dies_ends_the_demonstration_with_its_name_and_log(tmp_path:
     assert demo.end() == 1, demo.said
     assert re.search(r"sink ended by signal 9; its log .*logs/\w+/sink.log", demo.said), demo.said
     assert not [name for name, child in children.items() if child.is_running()]
+
+
+@pytest.mark.kafka
+def test_a_broker_of_ones_own_serves_as_well(tmp_path: Path, kafka: Any) -> None:
+    root = tmp_path / "data"
+    demo = Demo(root, "--steps", "60", "--bootstrap", kafka.bootstrap)
+    assert demo.end() == 0, demo.said
+    (run,) = os.listdir(root / "runs")
+    failed = [done for done in check(root, run) if not done.holds and done.of not in TOO_SHORT_FOR]
+    assert failed == [], demo.said
