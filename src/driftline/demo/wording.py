@@ -33,12 +33,16 @@ def toll_lines(toll: Toll) -> tuple[str, str]:
     """What evaluation took from training, and how that was found."""
     total = max(0.0, toll.total)
     share = 100 * total / toll.training if toll.training > 0 else 0.0
+    crowding = (
+        f"{toll.crowding:.1f} s because steps took longer while an evaluation ran on the same cores"
+        if toll.crowding > 0
+        else "no time that could be told from noise because of evaluations running on the same cores"
+    )
     return (
         f"About {total:.1f} s of the training's {toll.training:.0f} s ({share:.1f} %), "
         f"give or take {toll.crowding_error:.1f} s.",
         f"Of this {1000 * toll.calls:.1f} ms were spent inside run.checkpoint(), as measured there, and "
-        f"{toll.crowding:.1f} s because steps took longer while an evaluation ran on the same cores: "
-        f"estimated from {toll.steps_during} such steps against the {NEIGHBOURS} before and after each "
-        f"evaluation. The evaluator worked for {toll.evaluator:.1f} s, in a process of its own at low "
+        f"{crowding}: estimated from {toll.steps_during} such steps against the {NEIGHBOURS} before and after "
+        f"each evaluation. The evaluator worked for {toll.evaluator:.1f} s, in a process of its own at low "
         f"priority. Writing the checkpoints to disk took {toll.saves:.2f} s; that is not counted.",
     )
