@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from driftline.metric_names import SPAN_PREFIX
 from driftline.producers.counters import Counters, Notes
-from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight
+from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, is_dear_to_add
 from driftline.producers.worker import EndReason, Pending, QueueEntry, Rewound, Saved, Worker
 from driftline.settings import SdkSettings
 
@@ -57,6 +57,9 @@ class Run:
         self._size_ring = min(settings.frame_samples, settings.queue_samples)
         self._room = self._size_ring
         self._rung_ns = 0
+        self._sums = True
+        """Adding up is how :meth:`log` tells plain numbers; not once values were seen whose sums overflow with a
+        warning (float16) or are as large as the array that someone logs by mistake."""
         self._logged_step: int | None = None
         self._set_step: int | None = None
         self._worker: Worker | None = None
@@ -76,6 +79,7 @@ class Run:
         """
         if (
             type(values) is dict
+            and self._sums
             # Not tracked by the garbage collector: so it holds no tensor, list or dict, whose contents could
             # change before the SDK's thread reads them. (From Python 3.14 on every dict is tracked.)
             and not is_tracked(values)
@@ -267,6 +271,7 @@ class Run:
         if type(values) is dict and PLAIN_TYPES.issuperset(map(type, values.values())):
             accepted = values.copy()
         else:
+            self._sums = self._sums and not any(map(is_dear_to_add, values.values()))
             accepted, refused, deferred = admit_all(values)
             for name, refusal in refused.items():
                 self._counters.add("refused_" + refusal.reason)
@@ -399,6 +404,10 @@ def _as_step(step: object) -> int | None:
 
 
 def _any_not_finite(values: dict[Any, Any]) -> bool:
+    if PLAIN_TYPES.issuperset(map(type, values.values())):
+        total = sum(values.values())
+        if total - total == 0:
+            return False
     return any(type(value) is float and not math.isfinite(value) for value in values.values())
 
 

@@ -130,6 +130,13 @@ def admit_weight(weight: object) -> float | Deferred | None:
     return found
 
 
+def is_dear_to_add(value: object) -> bool:
+    """True for NumPy values whose sum may be large or may warn."""
+    if isinstance(value, np.ndarray):
+        return value.size > 1
+    return isinstance(value, np.float16)
+
+
 def _admit(value: Any) -> float | Deferred | Refusal:
     if isinstance(value, (float, int, np.bool_)):
         return float(value)

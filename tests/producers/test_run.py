@@ -137,13 +137,30 @@ def test_any_mapping_is_taken_as_it_was(sdk: Callable[..., Any]) -> None:
     ordered = OrderedDict(a=1.0)
     plain: dict[str, Any] = {"b": 1.0}
     array = np.array(1.0)
+    tensor = torch.tensor(1.0)
     under_test.run.log(ordered)
     under_test.run.log(plain)
     under_test.run.log({"c": array})
+    under_test.run.log({"d": tensor})
     ordered["a"] = plain["b"] = 2.0
     array += 1
+    tensor += 1
     under_test.run.finish()
-    assert under_test.values() == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert under_test.values() == {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0}
+
+
+def test_numpy_values_are_not_added_up_twice(sdk: Callable[..., Any]) -> None:
+    """Sums of float16 overflow with a warning (an error in this test suite), sums of large arrays cost."""
+    under_test = sdk()
+    for _ in range(2):
+        under_test.run.log({"a": np.float16(60000), "b": np.float16(60000), "c": np.zeros(100)})
+        under_test.run.log({"d": 1.0}, step=1)
+    under_test.run.log({"d": math.nan})
+    under_test.run.log({"d": 10**400})
+    under_test.run.finish()
+    assert [value for name, _, value, _ in under_test.samples() if name == "a"] == [60000.0, 60000.0]
+    assert [name for name, *_ in under_test.samples()].count("d") == 3
+    assert under_test.run.counters()["refused_range"] == 1
 
 
 def test_all_records_share_one_count_and_begin_and_end_in_order(
