@@ -58,8 +58,8 @@ class Run:
         self._room = self._size_ring
         self._rung_ns = 0
         self._sums = True
-        """Adding up is how :meth:`log` tells plain numbers; not once values were seen whose sums overflow with a
-        warning (float16) or are as large as the array that someone logs by mistake."""
+        """Adding up is how :meth:`log` tells plain numbers; not once values were seen whose sums overflow
+        with a warning (float16) or are as large as the array that someone logs by mistake."""
         self._logged_step: int | None = None
         self._set_step: int | None = None
         self._worker: Worker | None = None
