@@ -29,6 +29,9 @@ Bool = npt.NDArray[np.bool_]
 BIG = 2.0**480
 SHIFT = 700
 """Rows with big values hold sums of x * 2**-SHIFT."""
+TINY = 2.0**-300
+LIFT = 500
+"""Squares of distances below TINY would vanish: their sum is kept lifted by 2**(2 * LIFT) as well."""
 NO_RANK = -1
 _DENSE_BITS = 1 << 24
 
@@ -40,6 +43,7 @@ _FIELDS: tuple[tuple[str, type[np.generic]], ...] = (
     ("centre", np.float64),
     ("sum1", np.float64),
     ("sum2", np.float64),
+    ("sum2_tiny", np.float64),
     ("shift", np.int32),
     ("min", np.float64),
     ("min_rank", np.int32),
@@ -205,6 +209,13 @@ class Cells:
         moved = weight * apart
         np.add.at(sum1, code, moved)
         np.add.at(sum2, code, moved * apart)
+        far = np.abs(apart)
+        tiny = (far < TINY) & (far > 0)
+        if tiny.any():
+            lifted = np.ldexp(apart[tiny], LIFT)
+            sums = columns["sum2_tiny"][touched]
+            np.add.at(sums, code[tiny], weight[tiny] * lifted * lifted)
+            columns["sum2_tiny"][touched] = sums
         columns["weight"][touched], columns["centre"][touched] = total, centre
         columns["sum1"][touched], columns["sum2"][touched] = sum1, sum2
 
@@ -281,6 +292,12 @@ class Cells:
         mean = np.ldexp(np.ldexp(get["centre"][rows], -shift) + moved, shift)
         variance = np.maximum(get["sum2"][rows] / total - moved * moved, 0.0)
         std = np.ldexp(np.sqrt(variance), shift)
+        lifted = get["sum2_tiny"][rows] / total
+        tiny = (lifted > 0) & (np.sqrt(get["sum2"][rows] / total) < TINY) & (shift == 0)
+        if tiny.any():
+            mean_lifted = np.ldexp(moved[tiny], LIFT)
+            variance = np.maximum(lifted[tiny] - mean_lifted * mean_lifted, 0.0)
+            std[tiny] = np.ldexp(np.sqrt(variance), -LIFT)
         return np.where(some, mean, np.nan), np.where(some, std, np.nan)
 
 

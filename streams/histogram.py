@@ -1,8 +1,8 @@
 """Exponential histogram buckets, as OpenTelemetry defines them, at one fixed scale.
 
 Bucket ``i`` of a positive value x holds 2**(i/64) < x <= 2**((i+1)/64) (scale 6). The index comes from the
-bits of the float (what ``frexp`` gives) and a table of exact integer boundaries: no logarithm, so it is the
-same on every machine. A bucket's middle is within 0.55 % of every value in it, for any distribution: the scale
+bits of the float (what ``frexp`` gives) and a table of exact integer boundaries: no logarithm, so it is
+the same on every machine. A bucket's middle is within 0.55 % of its values for any distribution: the scale
 never coarsens. Negative values mirror positive ones, zero has a bucket of its own. Codes grow with the value,
 so that quantiles are a search in running counts, and histograms merge by adding counts, exactly.
 

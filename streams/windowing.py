@@ -18,7 +18,7 @@ import numpy as np
 
 from driftline.config import Axis, WindowSpec
 from driftline.streams import histogram
-from driftline.streams.aggregates import BIG, F64, I32, I64, SHIFT, U64
+from driftline.streams.aggregates import BIG, F64, I32, I64, LIFT, SHIFT, TINY, U64
 from driftline.streams.panes import Buckets, ClosedCells, ClosedLog
 
 DEFAULT_PANE: dict[Axis, int] = {"time": 1_000_000, "step": 1}
@@ -210,15 +210,30 @@ def _moments(cells: ClosedCells, segment: _Segment) -> tuple[F64, F64, F64]:
     np.add.at(moved, of, weights * (means - centre[of]))
     mean = centre + moved / divisor
     apart = means - mean[of]
+    lift = _lift(count, of, stds, apart)
+    if lift is not None:
+        stds, apart = np.ldexp(stds, lift[of]), np.ldexp(apart, lift[of])
     squares = np.zeros(count)
     np.add.at(squares, of, weights * (stds * stds + apart * apart))
     std = np.sqrt(squares / divisor)
+    if lift is not None:
+        std = np.ldexp(std, -lift)
     if big.any():
         mean, std = np.ldexp(mean, shift), np.ldexp(std, shift)
     empty = total <= 0
     mean[empty] = np.nan
     std[empty] = np.nan
     return total, mean, std
+
+
+def _lift(count: int, of: I64, stds: F64, apart: F64) -> I32 | None:
+    """A power of two for windows whose squares would vanish."""
+    size = np.maximum(stds, np.abs(apart))
+    if not len(size) or not ((size > 0) & (size < TINY)).any():
+        return None
+    peak = np.zeros(count)
+    np.maximum.at(peak, of, size)
+    return np.where(peak < TINY, LIFT, 0).astype(np.int32)
 
 
 def _extreme(ufunc: np.ufunc, column: F64, ranks: I32, segment: _Segment) -> tuple[F64, I32]:
