@@ -11,7 +11,8 @@ the other start again.
 A table that got no rows is moved on by an empty commit every ``EMPTY_US`` and at the end. Ticks alone wait
 that long too. On SIGTERM or Ctrl-C the sink first reads what the topics held at that moment (at most
 ``CATCH_UP_US``), commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the
-reading. So stop the producers and stream workers first, the sink last.
+reading. So stop the producers and stream workers first, the sink last. Told to stop while broker or disk are
+away, it tries once more and says if something stays for the next sink.
 
 Broker away: one line, then tries again until it answers. Folder not writable at start: one line, exit code 2.
 Disk full or a failed write later: one line, nothing is committed, tries again.
@@ -46,7 +47,7 @@ from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
 from driftline.topics import TopicName
 
 EMPTY_US = 30 * SECOND_US
-CATCH_UP_US = 5 * SECOND_US
+CATCH_UP_US = 15 * SECOND_US
 _SETTLE_US = 600_000
 """At the end: as long as it takes until every partition was asked once more."""
 _HEALTH_US = 10 * SECOND_US
@@ -151,15 +152,23 @@ class Sink:
     # --- life ----------------------------------------------------------------------------------------------
 
     def run(self, stopping: _Stopping) -> None:
-        """Reads and commits until told to stop; waits where broker or disk are away."""
-        while not stopping.event.is_set():
+        """Reads and commits until told to stop; waits where broker or disk are away.
+
+        Told to stop while it has no session, it tries one more, to store what the topics hold.
+        """
+        done = last = False
+        while not (done or last or stopping.hurry):
+            last = stopping.event.is_set()
             try:
                 self._session(stopping)
+                done = True
             except (Unavailable, KafkaError) as error:
                 self._wait(str(error), stopping)
             except Conflict as error:
                 self._counts["conflicts"] += 1
                 self._wait(f"another sink writes the same tables: {error}", stopping)
+        if not done:
+            self._say("sink: stopped before all was stored; the next sink goes on where this one stood")
         self._end()
 
     def _session(self, stopping: _Stopping) -> None:
@@ -188,7 +197,7 @@ class Sink:
         self._health()
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
-        """One line for a new trouble, then a pause."""
+        """One line for a new trouble, then a pause, unless told to stop."""
         if trouble != self._trouble:
             self._say(f"sink: waiting, trying again every second: {trouble}")
             self._trouble = trouble
