@@ -162,7 +162,7 @@ def test_records_that_are_sent_again_change_nothing() -> None:
     run = state.runs["01r"]
     assert (run.samples, run.frames) == (1, 1)
     assert run.alerts["a1"].state == "resolved"
-    assert [news.kind for news in state.news()] == ["run", "alert", "alert", "evaluation"]
+    assert [news.kind for news in state.news()] == ["run", "evaluation", "alert", "alert"], "in order of time"
 
 
 def test_an_evaluation_is_asked_for_leased_in_progress_and_accepted() -> None:

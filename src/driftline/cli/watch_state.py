@@ -230,14 +230,14 @@ class WatchState:
         return max(self.runs.values(), key=lambda run: run.last_us, default=None)
 
     def news(self) -> list[News]:
-        """The last lines of news, oldest first."""
-        return list(self._news)
+        """The last lines of news in order of their times, whatever order the topics came in."""
+        return sorted(self._news, key=lambda entry: entry.time_us)
 
     def take_news(self) -> list[News]:
-        """What is new since the last call."""
+        """What is new since the last call, in order of its times."""
         lines = list(self._news)[len(self._news) - min(self._untold, len(self._news)) :]
         self._untold = 0
-        return lines
+        return sorted(lines, key=lambda entry: entry.time_us)
 
     # --- folding -----------------------------------------------------------------------------------------
 

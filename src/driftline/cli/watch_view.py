@@ -211,7 +211,9 @@ def _readings(view: RunView) -> list[RenderableType]:
             Text(name.removeprefix(metric_names.SPAN_PREFIX)), _newest(curve, name), _slowest(curve)
         )
     host = Table.grid(padding=(0, 1))
-    for name in sorted(n for n in view.curves if _group(n) in _HOST_GROUPS)[:8]:
+    for name in [
+        m.name for m in metric_names.METRIC_NAMES if m.group in _HOST_GROUPS and m.name in view.curves
+    ]:
         host.add_row(Text(name), _newest(view.curves[name], name))
     parts: list[RenderableType] = []
     if spans.row_count:
