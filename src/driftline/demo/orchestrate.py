@@ -14,6 +14,7 @@ then evaluator, scheduler, stream worker, sink and broker are ended, in this ord
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -47,6 +48,7 @@ EVALUATED_SECONDS = 180.0
 STORED_SECONDS = 60.0
 EVALUATOR_NICE = 15
 STOPPED = 130
+PIPE_COLUMNS = 120
 PREFIX = "driftline-demo."
 """Of the topics on a broker that is not ours: the demonstration never touches those of real runs."""
 
@@ -104,7 +106,8 @@ def run_demo(
         Unavailable: no broker answers.
         BadData: ``root`` cannot be written to.
     """
-    console = console or Console()
+    # Where no terminal says how wide it is, rich assumes 80 columns: too few for a log that people read.
+    console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     plan = Plan(
         root=_writable(Path(root).absolute()),
         run=identity.new_run_id(now_us=SystemClock().now_us(), entropy=os.urandom(16)),
@@ -118,7 +121,11 @@ def run_demo(
         with Stop().on_signals() as stop:
             _run(plan, bootstrap, screen, stop)
     except (Stopped, KeyboardInterrupt):
-        console.print(f"Stopped. What was stored until then is in {plan.root}", highlight=False)
+        console.print(
+            f"Stopped. What was stored until then is in {escape(str(plan.root))}",
+            highlight=False,
+            soft_wrap=True,
+        )
         return STOPPED
     except PartDied as error:
         console.print(f"[red]{escape(str(error))}[/]", highlight=False, soft_wrap=True)

@@ -23,23 +23,27 @@ def questions(run: str) -> list[Question]:
     """What one may want to know of a run."""
     return [
         Question(
-            "Does what was learned hold on sums never seen? Training and evaluation, joined by step:",
-            f"SELECT e.step, round(e.value, 3) AS accuracy, round(avg(c.mean), 3) AS training_exact_match\n"
-            f"FROM eval_curves e JOIN curves c ON c.run = e.run AND c.metric = 'exact_match'\n"
-            f"  AND c.step BETWEEN e.step - 20 AND e.step + 20\n"
+            "Does what was learned hold on sums never seen? Training and evaluation, by step:",
+            "SELECT e.step, round(e.value, 3) AS accuracy,\n"
+            "  round(avg(c.mean), 3) AS training_exact_match\n"
+            "FROM eval_curves e JOIN curves c ON c.run = e.run\n"
+            "  AND c.metric = 'exact_match' AND c.step BETWEEN e.step - 20 AND e.step + 20\n"
             f"WHERE e.run = '{run}' AND e.metric = 'accuracy'\n"
-            f"GROUP BY ALL ORDER BY e.step",
+            "GROUP BY ALL ORDER BY e.step",
         ),
         Question(
             "Which rank held the others up, and by how much over the whole run?",
-            f"SELECT span, rank, round(1000 * mean, 1) AS mean_ms, round(ratio, 2) AS times_the_median\n"
-            f"FROM slowest_ranks WHERE run = '{run}' AND span = 'forward'",
+            "SELECT span, rank, round(1000 * mean, 1) AS mean_ms,\n"
+            "  round(ratio, 2) AS times_the_median\n"
+            f"FROM slowest_ranks WHERE run = '{run}'\n"
+            "  AND span = 'forward'",
         ),
         Question(
             "How do all runs so far compare? Run the demonstration again to add one:",
-            "SELECT s.run, s.last_step, s.samples, s.evaluations, s.alerts,\n"
-            "  round(max_by(e.value, e.step), 3) AS last_accuracy\n"
-            "FROM run_summary s LEFT JOIN eval_curves e ON e.run = s.run AND e.metric = 'accuracy'\n"
+            "SELECT s.run, s.last_step AS steps, s.samples, s.evaluations, s.alerts,\n"
+            "  round(max_by(e.value, e.step), 3) AS accuracy\n"
+            "FROM run_summary s LEFT JOIN eval_curves e\n"
+            "  ON e.run = s.run AND e.metric = 'accuracy'\n"
             "GROUP BY ALL ORDER BY s.run",
         ),
     ]

@@ -13,9 +13,9 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from driftline.demo import figure, page
-from driftline.demo.findings import Findings, find
+from driftline.demo.findings import AlertFound, Findings, find
 from driftline.demo.questions import Answer, ask, questions
-from driftline.demo.wording import open_for, rank_of, steps_of, toll_lines, with_interval
+from driftline.demo.wording import open_for, steps_of, toll_lines, with_interval
 
 ROWS_MAX = 14
 """Rows of an answer that are printed."""
@@ -38,7 +38,7 @@ def present(root: Path, run: str, *, console: Console) -> None:
 
 def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Console) -> None:
     def say(text: str = "") -> None:
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, soft_wrap=True)
 
     say()
     say(
@@ -50,7 +50,10 @@ def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Co
     say("\n[bold]Evaluations[/]")
     console.print(_evaluations(found))
     say("\n[bold]Alerts[/]")
-    console.print(_alerts(found))
+    for alert in found.alerts:
+        _print_alert(alert, console)
+    if not found.alerts:
+        say("  none")
     say("\n[bold]Time that evaluation took from training[/]")
     for line in toll_lines(found.toll):
         console.print(Padding(line, (0, 0, 0, 2), expand=False), highlight=False)
@@ -71,8 +74,8 @@ def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Co
 
 
 def _evaluations(found: Findings) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("step", "accuracy [95 % interval]", "", "response length", "perplexity"):
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for column in ("step", "accuracy, 95 % int.", "", "response length", "perplexity"):
         table.add_column(column, justify="right" if column in ("step", "perplexity") else "left")
     accuracy, length, perplexity = (
         {score.step: score for score in found.scores.get(metric, [])}
@@ -82,29 +85,19 @@ def _evaluations(found: Findings) -> Table:
         table.add_row(
             str(step),
             with_interval(accuracy[step]) if step in accuracy else "-",
-            "█" * round(20 * accuracy[step].value) if step in accuracy else "",
+            "█" * round(12 * accuracy[step].value) if step in accuracy else "",
             with_interval(length[step], 2) if step in length else "-",
             f"{perplexity[step].value:.3f}" if step in perplexity else "-",
         )
     return table
 
 
-def _alerts(found: Findings) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("alert", "severity", "rank", "steps", "open for", "what"):
-        table.add_column(column, overflow="fold")
-    for alert in found.alerts:
-        table.add_row(
-            alert.rule,
-            alert.severity,
-            rank_of(alert),
-            steps_of(alert),
-            open_for(alert),
-            escape(alert.explanation),
-        )
-    if not found.alerts:
-        table.add_row("none", "", "", "", "", "")
-    return table
+def _print_alert(alert: AlertFound, console: Console) -> None:
+    whose = "all ranks" if alert.rank is None else f"rank {alert.rank}"
+    end = "still open" if alert.seconds is None else f"resolved after {open_for(alert)}"
+    head = f"  [bold]{escape(alert.rule)}[/] ({alert.severity}), {whose}, steps {steps_of(alert)}, {end}"
+    console.print(head, highlight=False)
+    console.print(Padding(escape(alert.explanation), (0, 0, 0, 4), expand=False), highlight=False)
 
 
 def _print_answer(answer: Answer, console: Console) -> None:
@@ -114,7 +107,7 @@ def _print_answer(answer: Answer, console: Console) -> None:
         console.print(Padding(code, (0, 0, 0, 4), expand=False))
     else:
         console.print(Padding(escape(answer.question.sql), (0, 0, 0, 4), expand=False), highlight=False)
-    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 1), header_style="dim")
     for column in answer.columns:
         table.add_column(column, justify="right")
     for row in answer.rows[:ROWS_MAX]:

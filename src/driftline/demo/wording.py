@@ -42,7 +42,7 @@ def toll_lines(toll: Toll) -> tuple[str, str]:
         f"About {total:.1f} s of the training's {toll.training:.0f} s ({share:.1f} %), "
         f"give or take {toll.crowding_error:.1f} s.",
         f"Of this {1000 * toll.calls:.1f} ms were spent inside run.checkpoint(), as measured there, and "
-        f"{crowding}: estimated from {toll.steps_during} such steps against the {NEIGHBOURS} before and after "
-        f"each evaluation. The evaluator worked for {toll.evaluator:.1f} s, in a process of its own at low "
-        f"priority. Writing the checkpoints to disk took {toll.saves:.2f} s; that is not counted.",
+        f"{crowding}: estimated from {toll.steps_during} such steps against the {NEIGHBOURS} before and "
+        f"after each evaluation. The evaluator worked for {toll.evaluator:.1f} s, in a process of its own at "
+        f"low priority. Writing the checkpoints to disk took {toll.saves:.2f} s; that is not counted.",
     )
