@@ -245,11 +245,12 @@ def _evaluations(view: RunView, rows: int = 8) -> RenderableType:
     for entry in shown:
         table.add_row(*_evaluation_row(entry))
     title = f"evaluations: {len(view.results)} done" + (f", {len(waiting)} to come" if waiting else "")
-    score = [m for m in (_score(e) for e in view.results) if m is not None]
-    curve = sparkline([events.to_float(metric.value) for metric in score], 40)
     parts: list[RenderableType] = [table]
-    if len(score) > 1:
-        parts.append(Text(f" {score[-1].name} {curve}", style="magenta"))
+    for suite in sorted({entry.suite for entry in view.results})[:4]:
+        scores = [m for m in (_score(e) for e in view.results if e.suite == suite) if m is not None]
+        curve = sparkline([events.to_float(metric.value) for metric in scores], 40)
+        if len(scores) > 1:
+            parts.append(Text(f" {suite}: {scores[-1].name} {curve}", style="magenta"))
     return Panel(Group(*parts), title=title, title_align="left")
 
 
