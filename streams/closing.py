@@ -143,9 +143,9 @@ def _by_rank(
     chosen = np.flatnonzero(grouped & ~np.isnan(cells.mean))
     columns = cells.pane[chosen].tolist(), cells.series[chosen].tolist(), cells.mean[chosen].tolist()
     for pane, series, mean in zip(*columns, strict=True):
-        kind, _, label = table.groups[series].partition("=")
-        if kind == "rank" and table.metrics[series] in attempt.watched:
-            means.setdefault((pane, table.metrics[series]), {})[int(label)] = mean
+        rank, metric = table.ranks[series], table.metrics[series]
+        if rank is not None and metric in attempt.watched:
+            means.setdefault((pane, metric), {})[rank] = mean
     return {key: dict(sorted(ranks.items())) for key, ranks in means.items()}
 
 

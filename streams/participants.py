@@ -42,6 +42,8 @@ class Series:
         """Whether its windows go out; False for series that only detectors see."""
         self.bits: U64 = np.zeros((32, 1), np.uint64)
         """Which processes take part, by series."""
+        self.ranks: list[int | None] = []
+        """The rank of a series of one rank."""
         self.names = 0
         self._order: I64 | None = None
         self._whole: Bool | None = None
@@ -62,6 +64,7 @@ class Series:
         self.groups.append(group)
         self.metrics.append(metric)
         self.public.append(public)
+        self.ranks.append(_rank_of(group))
         self.names += not group
         self._order = self._whole = None
         if number >= len(self.bits):
@@ -106,9 +109,15 @@ class Series:
         self.groups, self.metrics, self.public = dumped["groups"], dumped["metrics"], dumped["public"]
         pairs = zip(self.groups, self.metrics, strict=True)
         self.ids = {pair: number for number, pair in enumerate(pairs)}
+        self.ranks = [_rank_of(group) for group in self.groups]
         self.names = self.groups.count("")
         bits: U64 = dumped["bits"]
         self.bits = np.pad(bits, ((0, max(32, len(bits))), (0, 0)))
+
+
+def _rank_of(group: str) -> int | None:
+    kind, _, label = group.partition("=")
+    return int(label) if kind == "rank" else None
 
 
 class Presence(NamedTuple):
