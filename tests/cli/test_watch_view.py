@@ -118,3 +118,9 @@ def test_the_plain_form_is_one_line_each(state: WatchState) -> None:
 )
 def test_sparklines(values: Any, width: int, expected: str) -> None:
     assert watch_view.sparkline(list(values), width) == expected
+
+
+def test_declared_metrics_are_shown_before_the_usual_ones(state: WatchState) -> None:
+    text = drawn(state, first=["bad", "absent"])
+    assert text.index("bad") < text.index("loss")
+    assert drawn(state).index("loss") < drawn(state).index("bad")

@@ -225,7 +225,13 @@ def watch(
 
         settings = settings_of(config, bootstrap, prefix)
         return live(
-            settings.kafka, run=run, since_s=_seconds(since), once=once, lines=lines, interval_s=interval
+            settings.kafka,
+            run=run,
+            since_s=_seconds(since),
+            once=once,
+            lines=lines,
+            interval_s=interval,
+            first=settings.metrics,
         )
 
     finish(show, name="watch", debug=log_level is Level.DEBUG)

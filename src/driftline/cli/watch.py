@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from driftline.cli.watch_feed import Feed
@@ -18,6 +19,7 @@ from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 
 RETRY_S = 2.0
+SUMMARY_S = 10.0
 ONCE_S = 20.0
 """The longest that ``--once`` reads before it shows what it has."""
 
@@ -47,6 +49,15 @@ class Stop:
             time.sleep(min(0.05, seconds))
 
 
+class Wish(NamedTuple):
+    """What to show."""
+
+    run: str | None
+    since_s: float | None
+    interval_s: float
+    first: Sequence[str]
+
+
 def watch(
     settings: KafkaSettings,
     *,
@@ -55,46 +66,45 @@ def watch(
     once: bool = False,
     lines: bool = False,
     interval_s: float = 1.0,
+    first: Sequence[str] = (),
     console: Console | None = None,
 ) -> int:
     """Shows the live view until stopped; returns the exit code.
 
     ``once`` reads what is there, shows it and ends. ``lines`` (the default where stdout is no terminal)
-    prints a line per event and a summary per run every ten seconds.
+    prints a line per event and a summary per run every ten seconds. ``first`` names metrics to show before
+    the others.
     """
     console = console or Console()
-    plain = lines or (not console.is_terminal and not once)
+    wish = Wish(run, since_s, interval_s, first)
     state = WatchState()
     with Stop().on_signals() as stop:
         if once:
-            return _once(settings, state, stop, run, since_s, console)
-        if plain:
-            return _lines(settings, state, stop, run, since_s, interval_s)
-        with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
-            for trouble in _polls(settings, state, stop, since_s, interval_s):
-                view = render(state, now_us=time.time_ns() // 1000, run=_named(state, run), trouble=trouble)
-                live.update(view, refresh=True)
+            _once(settings, state, stop, wish, console)
+        elif lines or not console.is_terminal:
+            _lines(settings, state, stop, wish)
+        else:
+            with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
+                for trouble in _polls(settings, state, stop, wish):
+                    live.update(_picture(state, wish, _now_us(), trouble), refresh=True)
     return 0
 
 
-def _polls(
-    settings: KafkaSettings, state: WatchState, stop: Stop, since_s: float | None, interval_s: float
-) -> Iterator[str]:
+def _polls(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -> Iterator[str]:
     """Feeds the state; after each interval yields what is wrong with the broker, or nothing."""
     feed: Feed | None = None
-    since_us = None if since_s is None else int((time.time() - since_s) * 1e6)
+    since_us = _since_us(wish)
     while not stop.asked:
         trouble = ""
         try:
             feed = feed or Feed(settings, since_us=since_us)
-            until = time.monotonic() + interval_s
+            until = time.monotonic() + wish.interval_s
             while not stop.asked and (left := until - time.monotonic()) > 0:
                 if not feed.poll(state, min(left, 0.2)) and feed.missing:
                     stop.sleep(min(left, 0.2))
             if feed.missing and not state.runs:
-                trouble = (
-                    f"waiting for the topics {', '.join(feed.missing)} (made by the first role that starts)"
-                )
+                missing = ", ".join(feed.missing)
+                trouble = f"waiting for the topics {missing} (made by the first role that starts)"
         except Unavailable as error:
             trouble = f"waiting for the broker: {error}"
             if feed:
@@ -107,15 +117,8 @@ def _polls(
         feed.close()
 
 
-def _once(
-    settings: KafkaSettings,
-    state: WatchState,
-    stop: Stop,
-    run: str | None,
-    since_s: float | None,
-    console: Console,
-) -> int:
-    feed = Feed(settings, since_us=None if since_s is None else int((time.time() - since_s) * 1e6))
+def _once(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish, console: Console) -> None:
+    feed = Feed(settings, since_us=_since_us(wish))
     until = time.monotonic() + ONCE_S
     quiet = 0
     while not stop.asked and quiet < 3 and time.monotonic() < until:
@@ -123,36 +126,39 @@ def _once(
         if feed.missing:
             break
     feed.close()
-    console.print(render(state, now_us=state.now_us or time.time_ns() // 1000, run=_named(state, run)))
-    return 0
+    console.print(_picture(state, wish, state.now_us or _now_us(), ""))
 
 
-def _lines(
-    settings: KafkaSettings,
-    state: WatchState,
-    stop: Stop,
-    run: str | None,
-    since_s: float | None,
-    interval_s: float,
-) -> int:
+def _lines(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -> None:
     last_trouble = ""
-    summaries_s = max(10.0, interval_s)
-    due = time.monotonic() + summaries_s
-    for trouble in _polls(settings, state, stop, since_s, interval_s):
+    pause_s = max(SUMMARY_S, wish.interval_s)
+    due = time.monotonic() + pause_s
+    for trouble in _polls(settings, state, stop, wish):
         if trouble and trouble != last_trouble:
             print(trouble, file=sys.stderr, flush=True)
         last_trouble = trouble
-        chosen = _named(state, run)
+        chosen = _named(state, wish.run)
         for entry in state.take_news():
             if chosen in (None, entry.run):
                 view = state.runs.get(entry.run)
                 print(line(entry, name=view.name if view else ""), flush=True)
         if time.monotonic() >= due:
-            due = time.monotonic() + summaries_s
+            due = time.monotonic() + pause_s
             for view in state.runs.values():
                 if chosen in (None, view.run) and not view.outcome:
-                    print(summary(view, now_us=time.time_ns() // 1000), flush=True)
-    return 0
+                    print(summary(view, now_us=_now_us(), first=wish.first), flush=True)
+
+
+def _picture(state: WatchState, wish: Wish, now_us: int, trouble: str) -> RenderableType:
+    return render(state, now_us=now_us, run=_named(state, wish.run), trouble=trouble, first=wish.first)
+
+
+def _since_us(wish: Wish) -> int | None:
+    return None if wish.since_s is None else _now_us() - int(wish.since_s * 1e6)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 def _named(state: WatchState, run: str | None) -> str | None:

@@ -74,11 +74,18 @@ def quantity(value: float, unit: str = "") -> str:
 
 
 def render(
-    state: WatchState, *, now_us: int, run: str | None = None, news: int = 8, trouble: str = ""
+    state: WatchState,
+    *,
+    now_us: int,
+    run: str | None = None,
+    news: int = 8,
+    trouble: str = "",
+    first: Sequence[str] = (),
 ) -> RenderableType:
     """The whole view: the run heard of last (or ``run``) in full, the other runs as a line each.
 
-    ``trouble`` is shown below, e.g. that the broker is away.
+    ``trouble`` is shown below, e.g. that the broker is away; ``first`` names metrics to show before the
+    others.
     """
     shown = state.runs.get(run) if run else state.newest_run
     if shown is None:
@@ -91,7 +98,7 @@ def render(
     side = Table.grid(expand=True, padding=(0, 1))
     side.add_column(ratio=3)
     side.add_column(ratio=2)
-    side.add_row(_curves(shown), Group(*_readings(shown)))
+    side.add_row(_curves(shown, first), Group(*_readings(shown)))
     parts += [side, _evaluations(shown), _alerts(shown, now_us)]
     lines = [entry for entry in state.news() if entry.run == shown.run][-news:]
     if lines:
@@ -109,10 +116,10 @@ def line(entry: News, *, name: str = "") -> str:
     return f"{_clock(entry.time_us)} {name or entry.run} {entry.text}"
 
 
-def summary(view: RunView, *, now_us: int) -> str:
+def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
     """One line of numbers for the plain form."""
     samples, frame_rate = view.rate.per_second(now_us)
-    numbers = [f"{name} {quantity(view.curves[name].newest)}" for name in _main(view)[:4]]
+    numbers = [f"{name} {quantity(view.curves[name].newest)}" for name in _main(view, first)[:4]]
     parts = [
         f"step {view.step}" if view.step is not None else "no step yet",
         f"{samples:,.0f} samples/s",
@@ -159,9 +166,9 @@ def _others(views: list[RunView], now_us: int) -> Table:
     return table
 
 
-def _main(view: RunView) -> list[str]:
-    """Names of the training metrics, the usual ones first."""
-    usual = [name for name in _FIRST if name in view.curves]
+def _main(view: RunView, first: Sequence[str] = ()) -> list[str]:
+    """Names of the training metrics: ``first``, then the usual ones, then the others."""
+    usual = [name for name in dict.fromkeys((*first, *_FIRST)) if name in view.curves]
     rest = sorted(
         name for name in view.curves if name not in usual and _group(name) not in (*_HOST_GROUPS, "span")
     )
@@ -178,12 +185,12 @@ def _unit(name: str) -> str:
     return entry.unit if entry and entry.name == name else ""
 
 
-def _curves(view: RunView, rows: int = 12) -> Panel:
+def _curves(view: RunView, first: Sequence[str], rows: int = 12) -> Panel:
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    names = _main(view)
+    names = _main(view, first)
     for name in names[:rows]:
         curve = view.curves[name]
         table.add_row(
