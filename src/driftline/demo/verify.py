@@ -94,8 +94,11 @@ def _loss_spike(alerts: list[AlertFound], plan: faults.Faults) -> Check:
 
 
 def _overlaps(alert: AlertFound, caused: range, seen_until: int) -> bool:
-    """The alert began while the fault, or what it led to, was there."""
-    return alert.step is not None and caused.start <= alert.step < seen_until
+    """The alert's steps overlap those of the fault, or of what it led to."""
+    if alert.step is None:
+        return False
+    last = alert.step if alert.last_step is None else alert.last_step
+    return alert.step < seen_until and last >= caused.start
 
 
 def _listed(alerts: list[AlertFound]) -> str:
