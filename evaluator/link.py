@@ -29,7 +29,7 @@ POLL_US = 100_000
 RETRY_US = 2 * SECOND_US
 SILENT_US = 10 * SECOND_US
 """A broker that has not answered for so long is called away."""
-GOODBYE_US = 5 * SECOND_US
+GOODBYE_US = 3 * SECOND_US
 """The longest that the end waits for the broker."""
 
 
@@ -94,7 +94,7 @@ class Link(threading.Thread):
             transport.close(0)
             self._ending.wait(RETRY_US / 1e6)
         else:
-            transport.close(GOODBYE_US)
+            transport.close(0 if self._away else GOODBYE_US)
 
     def _serve(self, transport: Transport, courier: _Courier) -> None:
         announcer = _Announcer(self._clock, self._settings.announce_us, self._announcement)
@@ -109,7 +109,7 @@ class Link(threading.Thread):
 
     def _goodbye(self, transport: Transport, courier: _Courier) -> None:
         """Undelivered results get a last chance, then the others learn that this evaluator is gone."""
-        until_us = self._clock.steady_us() + GOODBYE_US
+        until_us = self._clock.steady_us() + (0 if self._away else GOODBYE_US)
         while self._desk.delivery() is not None and self._clock.steady_us() < until_us:
             courier.carry(transport)
             transport.poll(POLL_US)

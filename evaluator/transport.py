@@ -141,6 +141,17 @@ class KafkaTransport:
             self._producer.close(timeout=timeout_us / 1e6)
         except (self._error, OSError, RuntimeError) as error:  # what was not delivered is said by the caller
             log.debug("closing the producer: %r", error)
+            _abandon(self._producer)
+
+
+def _abandon(producer: Any) -> None:
+    """Ends a producer whose ``close`` raised, so that its thread stops and its ``__del__`` does not try again
+    and print."""
+    try:
+        producer._sender.force_close()
+    except AttributeError as error:  # another version of kafka-python
+        log.debug("abandoning the producer: %r", error)
+    producer._closed = True
 
 
 class _Futures:
