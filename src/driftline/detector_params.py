@@ -53,12 +53,12 @@ PARAMS: dict[DetectorKind, dict[str, Param]] = {
     },
     "loss_divergence": {
         "window": Param(100, "panes", 8, 4_096, "recent history that says what is normal", True),
-        "warmup": Param(3, "panes", 3, 4_096, "nothing is said before so many panes of history", True),
+        "warmup": Param(2, "panes", 2, 4_096, "nothing is said before so many panes of history", True),
         "score": Param(6.0, "robust sigmas", 1.0, 1e6, "height above the best level that counts as risen"),
         "min_rise": Param(0.25, "of the level", 0.0, 1e6, "and at least this part of the level's size"),
         "min_progress": Param(0.1, "of the progress", 0.0, 1e6, "and of all that the loss has fallen so far"),
         "rise_panes": Param(
-            3, "panes", 2, 10_000, "a new high so long after the rise began is a divergence", True
+            4, "panes", 2, 10_000, "a new high so long after the rise began is a divergence", True
         ),
         "rise_steps": Param(
             10, "steps", 2, 1e9, "or so many steps after, where steps are logged sparsely", True

@@ -47,7 +47,8 @@ class Excursion(msgspec.Struct):
     height: float
     peak: float
     last: int
-    panes: int = 1
+    panes: int
+    """Counted from the start of the climb."""
     risen: int = 1
     """Risen panes, all told."""
     balance: int = 1
@@ -66,6 +67,8 @@ class Level(msgspec.Struct):
     before: float | None = None
     climb: int | None = None
     """Start of the panes in a row that climb and are a quarter risen already."""
+    climbed: int = 0
+    """How many these are."""
     away: Excursion | None = None
 
 
@@ -124,13 +127,14 @@ class LossDivergence(Detector[DivergenceState]):
         level = level if series.best is None else series.best
         height = leap(level, clamp(noise * (1 + 0.5 / count)), series.top, self._params)
         if not climbs or value - level < height / 4:
-            series.climb = None
-        elif series.climb is None:
-            series.climb = view.start
+            series.climb, series.climbed = None, 0
+        else:
+            series.climb = view.start if series.climb is None else series.climb
+            series.climbed += 1
         if value - level >= height and value > level:
             since = view.start if series.climb is None else series.climb
-            series.away = Excursion(since, level, height, value, view.end - 1)
-            series.climb = None
+            series.away = Excursion(since, level, height, value, view.end - 1, max(1, series.climbed))
+            series.climb, series.climbed = None, 0
 
     def _go_on(
         self, series: Level, away: Excursion, view: PaneView, value: float, broken: bool
