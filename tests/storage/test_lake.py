@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,31 @@ def test_compaction_keeps_rows_positions_and_the_files_of_running_readers(store:
     assert Lake(store.root).version("samples", f"{make.uuid}/0") == 5
     assert duckdb.connect().execute("SELECT count(*) FROM read_parquet(?)", [before]).fetchall() == [(6,)]
     assert not store.lake.compact("samples", at_least=2)
+
+
+def test_of_two_compactions_of_the_same_files_only_one_lands(store: Any, make: Any) -> None:
+    """delta-rs lets both land, and then every row is there twice: so the table is loaded under a lock."""
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    stale = Lake(store.root)
+    assert store.lake.compact("samples", at_least=1)
+    stale.compact("samples", at_least=1)
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(4, 6.0)]
+    store.put("telemetry", make.frame(4, {"loss": [4.0]}, step=4))
+    with (store.root / "samples" / "_compacting").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not Lake(store.root).compact("samples", at_least=1)
+    assert Lake(store.root).compact("samples", at_least=1)
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(5, 10.0)]
+
+
+def test_many_compactions_at_once_double_nothing(store: Any, make: Any) -> None:
+    for seq in range(8):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    with ThreadPoolExecutor(4) as pool:
+        lakes = [Lake(store.root) for _ in range(4)]
+        list(pool.map(lambda lake: [lake.compact("samples", at_least=1) for _ in range(3)], lakes))
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(8, 28.0)]
 
 
 def test_replaced_files_go_when_their_time_is_over_and_foreign_ones_stay(store: Any, make: Any) -> None:
