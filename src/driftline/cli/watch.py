@@ -86,7 +86,7 @@ def watch(
         else:
             with Live(console=console, auto_refresh=False, screen=False, vertical_overflow="crop") as live:
                 for trouble in _polls(settings, state, stop, wish):
-                    live.update(_picture(state, wish, _now_us(), trouble), refresh=True)
+                    live.update(_picture(state, wish, _now_us(), trouble, console.height), refresh=True)
     return 0
 
 
@@ -149,8 +149,12 @@ def _lines(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -
                     print(summary(view, now_us=_now_us(), first=wish.first), flush=True)
 
 
-def _picture(state: WatchState, wish: Wish, now_us: int, trouble: str) -> RenderableType:
-    return render(state, now_us=now_us, run=_named(state, wish.run), trouble=trouble, first=wish.first)
+def _picture(
+    state: WatchState, wish: Wish, now_us: int, trouble: str, height: int | None = None
+) -> RenderableType:
+    return render(
+        state, now_us=now_us, run=_named(state, wish.run), trouble=trouble, first=wish.first, height=height
+    )
 
 
 def _since_us(wish: Wish) -> int | None:

@@ -31,6 +31,10 @@ _FIRST = (
 )
 """Metrics shown before the others."""
 _SEVERITY = {"info": "cyan", "warn": "yellow", "error": "red", "page": "bold white on red"}
+FULL_HEIGHT = 46
+"""Lines from which the view shows all parts in full."""
+LOW_HEIGHT = 27
+"""Lines that it needs without news."""
 _HOST_GROUPS = frozenset(metric_names.SYSTEM_GROUPS)
 
 
@@ -81,12 +85,16 @@ def render(
     news: int = 8,
     trouble: str = "",
     first: Sequence[str] = (),
+    height: int | None = None,
 ) -> RenderableType:
     """The whole view: the run heard of last (or ``run``) in full, the other runs as a line each.
 
     ``trouble`` is shown below, e.g. that the broker is away; ``first`` names metrics to show before the
-    others.
+    others. Where ``height`` (lines) is too little for all, there is less of each part.
     """
+    low = height is not None and height < FULL_HEIGHT
+    if low and height is not None:
+        news = min(news, max(0, height - LOW_HEIGHT))
     shown = state.runs.get(run) if run else state.newest_run
     if shown is None:
         waiting = trouble or f"waiting for the first record of {run or 'a run'}"
@@ -98,9 +106,9 @@ def render(
     side = Table.grid(expand=True, padding=(0, 1))
     side.add_column(ratio=3)
     side.add_column(ratio=2)
-    side.add_row(_curves(shown, first), Group(*_readings(shown)))
-    parts += [side, _evaluations(shown), _alerts(shown, now_us)]
-    lines = [entry for entry in state.news() if entry.run == shown.run][-news:]
+    side.add_row(_curves(shown, first, rows=3 if low else 12), Group(*_readings(shown, host=not low)))
+    parts += [side, _evaluations(shown, rows=3 if low else 8), _alerts(shown, now_us, rows=2 if low else 6)]
+    lines = [entry for entry in state.news() if entry.run == shown.run][-news:] if news else []
     if lines:
         parts.append(
             Panel(Group(*(_news_text(entry) for entry in lines)), title="what happened", title_align="left")
@@ -209,24 +217,24 @@ def _newest(curve: Curve, name: str) -> Text:
     return Text(quantity(value, _unit(name)), style="bold")
 
 
-def _readings(view: RunView) -> list[RenderableType]:
-    """Spans of a step with their slowest rank, and host readings."""
+def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
+    """Spans of a step with their slowest rank, and host readings where asked for."""
     spans = Table.grid(padding=(0, 1))
     for name in sorted(n for n in view.curves if _group(n) == "span")[:8]:
         curve = view.curves[name]
         spans.add_row(
             Text(name.removeprefix(metric_names.SPAN_PREFIX)), _newest(curve, name), _slowest(curve)
         )
-    host = Table.grid(padding=(0, 1))
+    readings = Table.grid(padding=(0, 1))
     for name in [
         m.name for m in metric_names.METRIC_NAMES if m.group in _HOST_GROUPS and m.name in view.curves
     ]:
-        host.add_row(Text(name), _newest(view.curves[name], name))
+        readings.add_row(Text(name), _newest(view.curves[name], name))
     parts: list[RenderableType] = []
     if spans.row_count:
         parts.append(Panel(spans, title="time of a step", title_align="left"))
-    if host.row_count:
-        parts.append(Panel(host, title="host", title_align="left"))
+    if host and readings.row_count:
+        parts.append(Panel(readings, title="host", title_align="left"))
     return parts
 
 

@@ -70,7 +70,9 @@ class LiveScreen:
         self._due = time.monotonic() + PICTURE_SECONDS
         self._progress.update(self._task, completed=steps)
         known = self._run in state.runs
-        view = render(state, now_us=time.time_ns() // 1000, run=self._run) if known else Text("")
+        height = self._console.height - 1
+        now_us = time.time_ns() // 1000
+        view = render(state, now_us=now_us, run=self._run, height=height) if known else Text("")
         self._live.update(Group(self._progress, view), refresh=True)
 
     def __enter__(self) -> LiveScreen:
