@@ -37,6 +37,7 @@ _FIELDS = [
     pa.field("weight", pa.float64()),
 ]
 SCHEMA = pa.schema(_FIELDS)
+_INT16, _UINT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "u2", "i8", "f8"))
 
 
 class Frame(NamedTuple):
@@ -104,27 +105,30 @@ def decode(payload: bytes) -> Frame:
     if not schema.equals(SCHEMA):
         raise BadRecord(f"frame has other columns than format {FORMAT}: {schema.names}")
     meta = schema.metadata or {}
+    metric, step, time_us, value, weight = batch.columns
     try:
-        run, process = meta[b"run"].decode(), meta[b"process"].decode()
+        names = metric.dictionary.to_pylist()
+        indices = _plain(metric, _INT16)
         rank, seq = meta[b"rank"].decode(), int(meta[b"seq"])
         frame = Frame(
-            run=run,
-            process=process,
-            rank=int(rank) if rank else None,
-            seq=seq,
-            names=batch.column(0).dictionary.to_pylist(),
-            metric=_plain(batch.column(0).indices, np.int16),
-            step=_steps(batch.column(1)),
-            time_us=_plain(batch.column(2), np.int64),
-            value=_plain(batch.column(3), np.float64),
-            weight=_weights(batch.column(4)),
-            counters=meta.get(b"counters", b"").decode(),
+            meta[b"run"].decode(),
+            meta[b"process"].decode(),
+            int(rank) if rank else None,
+            seq,
+            names,
+            indices,
+            _steps(step),
+            _plain(time_us, _INT64),
+            _plain(value, _FLOAT64),
+            _weights(weight),
+            meta.get(b"counters", b"").decode(),
         )
     except (KeyError, ValueError) as error:
         raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
-    if not run or not process or seq < 0:
+    if not frame.run or not frame.process or seq < 0:
         raise BadRecord("frame names no run, no process or a negative seq")
-    if len(frame.metric) and not (frame.metric.min() >= 0 and frame.metric.max() < len(frame.names)):
+    # As unsigned numbers, negative indices are too large as well: one pass finds both.
+    if len(indices) and indices.view(_UINT16).max() >= len(names):
         raise BadRecord("frame refers to a metric name that it does not carry")
     return frame
 
@@ -139,27 +143,28 @@ def format_of(payload: bytes) -> str | None:
     return None if version is None else version.decode(errors="replace")
 
 
-def _plain(column: pa.Array, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Values of a fixed-width column without nulls, as a view of the payload."""
+def _plain(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Values of a fixed-width column (or indices of a dictionary) without nulls, as a view of the payload."""
     if column.null_count:
         raise ValueError("null where the format allows none")
     data = column.buffers()[1]
     if data is None:
         return np.empty(0, dtype)
-    return np.frombuffer(data, dtype, count=len(column), offset=column.offset * np.dtype(dtype).itemsize)
+    return np.frombuffer(data, dtype, len(column), column.offset * dtype.itemsize)
 
 
 def _steps(column: pa.Array) -> npt.NDArray[np.int64]:
     if not column.null_count:
-        return _plain(column, np.int64)
+        return _plain(column, _INT64)
     filled: npt.NDArray[np.int64] = column.fill_null(NO_STEP).to_numpy(zero_copy_only=False)
     return filled
 
 
 def _weights(column: pa.Array) -> npt.NDArray[np.float64]:
-    if column.null_count == len(column):
-        return np.ones(len(column))
-    if not column.null_count:
-        return _plain(column, np.float64)
+    nulls = column.null_count
+    if nulls == len(column):
+        return np.ones(nulls)
+    if not nulls:
+        return _plain(column, _FLOAT64)
     filled: npt.NDArray[np.float64] = column.fill_null(1.0).to_numpy(zero_copy_only=False)
     return filled
