@@ -90,7 +90,7 @@ class PartitionTask(Generic[S]):
         self.tick_lane = Lane()
         self._known: dict[snapshots.SnapshotId, list[bytes]] = {}
         self._snapshot_offset = -1
-        self._snapshot_us = self._snapshot_due_us = 0
+        self._snapshot_us = self._snapshot_due_us = self._ticked_us = 0
         self._caught_up_at: int | None = None
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"partition-{partition}")
 
@@ -114,10 +114,15 @@ class PartitionTask(Generic[S]):
         self._arrived.set()
         self._full.set()
 
+    def stuck_us(self) -> int:
+        """How long the last tick has been under way; 0 if it arrived."""
+        return self._parts.clock.steady_us() - self._ticked_us if self.tick_lane.pending else 0
+
     async def tick(self) -> None:
         """Appends a tick to the source partition, unless the last one is still under way."""
         if self.tick_lane.pending or self._retired:
             return
+        self._ticked_us = self._parts.clock.steady_us()
         event = events.Tick(worker=self._parts.worker, time_us=self._parts.clock.now_us())
         await self._append(event)
 

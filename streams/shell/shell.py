@@ -33,6 +33,8 @@ BUFFER_RECORDS = 4_000
 BUFFER_BYTES = 64 * 1024 * 1024
 """Records that wait for their partition; beyond either bound the consumer is held back."""
 HEALTH_S = 10.0
+STUCK_US = 15_000_000
+"""A tick that is under way for so long tells that the broker is away."""
 TOPICS_S = 30.0
 STOP_S = 10.0
 """The longest that stopping waits for last snapshots, and for Faust."""
@@ -190,15 +192,12 @@ class Shell(Generic[S]):
             await asyncio.sleep(due - loop.time())
 
     async def _report(self) -> None:
-        stuck: set[int] = set()
         while True:
             await asyncio.sleep(HEALTH_S)
             self._measure_lag()
             log.info("%s", self.health.line())
-            waiting = {partition for partition, task in self._tasks.items() if task.tick_lane.pending}
-            if waiting and waiting & stuck:
-                log.warning("the broker does not take records; waiting for it")
-            stuck = waiting
+            if any(task.stuck_us() > STUCK_US for task in self._tasks.values()):
+                log.warning("the broker takes no records; waiting for it")
 
     def _measure_lag(self) -> None:
         for partition, task in self._tasks.items():
