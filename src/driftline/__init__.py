@@ -10,6 +10,10 @@ The public SDK is :func:`init`, which returns a :class:`Run`::
                 ...
             run.log({"loss": loss}, step=step)
 
+:func:`open` (with the ``storage`` extra) answers SQL from the tables that a sink wrote::
+
+    driftline.open("./driftline-data").rows("select * from run_summary")
+
 ``import driftline`` is cheap: the SDK loads at the first use of :func:`init`. Errors are in
 :mod:`driftline.errors`, settings in :mod:`driftline.settings`.
 """
@@ -22,16 +26,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from driftline.producers.launch import init
     from driftline.producers.run import Run
+    from driftline.storage.open import open_catalog as open  # noqa: A004 - the name users expect
 
-__all__ = ["Run", "init"]
+__all__ = ["Run", "init", "open"]
 
-_HOMES = {"init": "driftline.producers.launch", "Run": "driftline.producers.run"}
+_HOMES = {
+    "init": ("driftline.producers.launch", "init"),
+    "Run": ("driftline.producers.run", "Run"),
+    "open": ("driftline.storage.open", "open_catalog"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    module, attribute = _HOMES[name]
+    try:
+        value = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if name != "open":
+            raise
+        raise ImportError(f"driftline.open: pip install 'driftline[storage]' ({error})") from error
     globals()[name] = value
     return value
 
