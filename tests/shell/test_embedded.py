@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
+from driftline import events
 from driftline.admin import ensure_topics
 from driftline.connection import kafka_python
 
@@ -50,3 +54,43 @@ def test_a_run_on_the_embedded_broker_gives_the_outputs_of_the_pure_core(
         assert seen <= {output.value for output in wanted}
         assert len(seen) >= 300
         assert core.config_digest(state) is not None
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize(("role", "topic"), [("streams", "telemetry"), ("scheduler", "evals")])
+def test_each_role_starts_logs_its_configuration_ticks_and_stops_in_order(
+    embedded: Any,
+    tmp_path: Path,
+    start_worker: Callable[..., Any],
+    read_all: Callable[..., list[Any]],
+    until: Callable[..., None],
+    role: str,
+    topic: str,
+) -> None:
+    kafka = embedded.settings(partitions=1)
+    worker = start_worker(
+        kafka,
+        [sys.executable, "-m", "driftline.streams.worker", role],
+        DRIFTLINE_KAFKA__PARTITIONS="1",
+        DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / "state"),
+    )
+    ensure_topics(kafka)
+
+    def kinds() -> list[type]:
+        return [type(events.decode(record.value)) for record in read_all(kafka, topic, 0)]
+
+    until(lambda: kinds().count(events.Tick) >= 3, what="ticks")
+    assert worker.stop() == 0
+    assert kinds().count(events.ConfigChanged) == 1
+    assert "Traceback" not in worker.text()
+
+
+def test_the_module_as_a_command_names_its_roles() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "driftline.streams.worker", "dance"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert "streams|scheduler" in found.stderr
