@@ -16,6 +16,8 @@ from driftline.streams.windowing import STANDARD_QUANTILES, WindowCells
 from driftline.topics import TopicName
 
 MAX_KEPT_BYTES = 64 * 1024
+MAX_OUTPUT_BYTES = 400 * 1024
+"""Aimed at for one output; Kafka takes 1 MiB, and rows with long names weigh more than others."""
 READER = "pipeline"
 
 
@@ -90,7 +92,7 @@ class WindowBlock(NamedTuple):
 
 
 def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]) -> None:
-    """One output with the rows of all blocks."""
+    """The rows of all blocks: one output, or several where Kafka would not take so large a record."""
     if not blocks:
         return
     parts = [_columns(run, block) for block in blocks]
@@ -98,8 +100,13 @@ def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]
         name: parts[0][name] if len(parts) == 1 else pa.concat_arrays([part[name] for part in parts])
         for name in parts[0]
     }
-    made = outbox.claim(offset)
-    outbox.put("windows", run, window_rows.encode(columns, made), made)
+    rows = len(columns["run"])
+    pieces = 1 + sum(column.nbytes for column in columns.values()) // MAX_OUTPUT_BYTES
+    rows_each = max(1, -(-rows // pieces))
+    for at in range(0, rows, rows_each):
+        part = {name: column.slice(at, rows_each) for name, column in columns.items()}
+        made = outbox.claim(offset)
+        outbox.put("windows", run, window_rows.encode(part, made), made)
 
 
 def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
