@@ -38,7 +38,7 @@ class Demo:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_until(self, text: str, seconds: float = 240) -> None:
+    def wait_until(self, text: str, seconds: float = 400) -> None:
         deadline = time.monotonic() + seconds
         while text not in self.said:
             assert self.process.poll() is None, self.said
@@ -56,7 +56,7 @@ class Demo:
 
     def end(self) -> int:
         try:
-            return self.process.wait(240)
+            return self.process.wait(500)
         finally:
             if self.process.poll() is None:
                 self.process.kill()

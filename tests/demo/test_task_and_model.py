@@ -156,3 +156,24 @@ def test_adamw_steps_as_torch_does() -> None:
         return layer.weight.detach()
 
     torch.testing.assert_close(trained(True), trained(False))
+
+
+def test_averaged_gradients_are_those_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with different numbers of rows get the gradient that one process gets for all rows."""
+    inputs, targets = torch.randn(8, 4), torch.randn(8, 2)
+    sent: list[torch.Tensor] = []
+
+    def gradient(rows: slice, *, weight: float | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 2)
+        torch.nn.functional.mse_loss(layer(inputs[rows]), targets[rows]).backward()
+        if weight is not None:
+            training.average_gradients(layer, weight=weight)
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    monkeypatch.setattr(training.distributed, "all_reduce", lambda sums: sent.append(sums.clone()))
+    for rows, weight in ((slice(0, 3), 3), (slice(3, 8), 5)):
+        gradient(rows, weight=weight)
+    monkeypatch.setattr(training.distributed, "all_reduce", lambda sums: sums.copy_(sent[0] + sent[1]))
+    torch.testing.assert_close(gradient(slice(0, 3), weight=3), gradient(slice(None), weight=None))

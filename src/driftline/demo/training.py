@@ -27,7 +27,6 @@ import msgspec
 import torch
 from torch import distributed
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import driftline
 from driftline.demo import faults, model, task
@@ -60,13 +59,12 @@ class Trainer:
     """Model, optimizer and data of one rank."""
 
     def __init__(self, options: Options, run: Any, *, rank: int) -> None:
-        torch.manual_seed(options.seed)
+        torch.manual_seed(options.seed)  # the same weights on every rank
         self.options = options
         self.run = run
         self.rank = rank
         self.faults = faults.plan(options.steps)
         self.model = model.Adder()
-        self.parallel = DistributedDataParallel(self.model)
         self.optimizer = AdamW(self.model.parameters())
         self.batches = task.training_batches(size=options.batch, rank=rank, seed=options.seed)
 
@@ -77,7 +75,7 @@ class Trainer:
             batch = self.batches.next()
         with run.span("forward", step=step):
             began = time.perf_counter()
-            logits = self.parallel(batch.tokens)
+            logits = self.model(batch.tokens)
             loss = functional.cross_entropy(
                 logits.flatten(0, 1), batch.targets.flatten(), ignore_index=task.IGNORE
             )
@@ -86,6 +84,7 @@ class Trainer:
         with run.span("backward", step=step):
             self.optimizer.clear()
             loss.backward()  # type: ignore[no-untyped-call]
+            average_gradients(self.model, weight=batch.answer_tokens)
         with run.span("optimizer", step=step):
             learning_rate = self.learning_rate(step)
             grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
@@ -121,6 +120,23 @@ class Trainer:
         self.run.checkpoint(folder, step=step)
         told = time.perf_counter()
         self.run.log({"checkpoint_save_time": saved - began, "checkpoint_call_time": told - saved}, step=step)
+
+
+def average_gradients(module: torch.nn.Module, *, weight: float) -> None:
+    """Replaces each gradient by its mean over all ranks, weighted; waits for the slowest rank.
+
+    Weighted by answer tokens this is the gradient of the loss over the whole batch. In one piece and by hand:
+    DistributedDataParallel would load torch's compiler (see :mod:`driftline.demo.adamw`).
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None]
+    whole = torch.cat([*gradients, torch.ones(1)]).mul_(weight)
+    distributed.all_reduce(whole)
+    whole /= whole[-1].clone()
+    at = 0
+    for parameter in parameters:
+        parameter.grad = whole[at : at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
 
 
 def exact_match(logits: torch.Tensor, targets: torch.Tensor) -> float:
