@@ -51,8 +51,8 @@ def describe(
     Raises:
         BadData: nothing there, nothing in it, or unreadable; says which and what to do.
     """
-    path = local_path(path)
     try:
+        path = local_path(path)
         files = _files(path)
         if not files:
             raise BadData(f"checkpoint {path} has no files: call checkpoint() after the save is complete")
@@ -64,6 +64,11 @@ def describe(
             f"checkpoint {path} cannot be read ({error.strerror or error}): call checkpoint() after "
             "the save is complete, on the host that has the files"
         ) from error
+    except ValueError as error:  # a null byte in the path, "http://[x"
+        raise BadData(f"checkpoint {path!r:.500} is no path: {error}") from error
+    for name in (path, *(entry.path for entry in files)):
+        if not _is_utf8(name):
+            raise BadData(f"checkpoint {path!r:.500}: {name!r:.200} is not UTF-8, rename it")
     return Checkpoint(
         digest=digest.hexdigest()[:32],
         uri=path,
@@ -104,6 +109,15 @@ def _files(path: str) -> list[FileEntry]:
                     f"checkpoint {path} has over {FILES_MAX} files: name the folder of one checkpoint"
                 )
     return found
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether the name can travel as JSON; the names of files may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _raise(error: OSError) -> None:

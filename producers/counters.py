@@ -74,6 +74,20 @@ SAID_ONCE_MAX = 1000
 log = logging.getLogger("driftline")
 
 
+def words(value: object, limit: int = 200) -> str:
+    """``repr`` of anything, cut; never raises, whatever the object does.
+
+    >>> words("abcdef", 4), words(ValueError("x"))
+    ("'abc", "ValueError('x')")
+    """
+    try:
+        if getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+            return f"<{type(value).__name__} on a device>"[:limit]  # to show it would wait for the device
+        return repr(value)[:limit]
+    except Exception as error:  # noqa: BLE001  objects of trainers may do anything
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"[:limit]
+
+
 class Counters:
     """Counts by name, from any thread and from signal handlers (hence a lock that can be taken twice)."""
 

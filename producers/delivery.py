@@ -13,7 +13,7 @@ from collections.abc import Callable
 from driftline.clock import Clock
 from driftline.errors import Unavailable
 from driftline.producers.buffer import Outbox
-from driftline.producers.counters import Counters, Notes
+from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.transport import Transport
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
@@ -72,16 +72,16 @@ class Delivery:
     def _open(self, open_us: int) -> None:
         try:
             self._transport.open(timeout_us=open_us, notify=self._notify)
-        except Unavailable as error:
+        except Exception as error:  # noqa: BLE001  Unavailable, or the client cannot even be loaded: tried again later
             self._counters.add("connection_failures")
             self._try_open_us = self._clock.steady_us() + RETRY_US
-            self.trouble = str(error)
+            self.trouble = str(error) if isinstance(error, Unavailable) else words(error)
             self._failures += 1
             if self._failures < 2:  # one slow answer is no news
                 return
             self._notes.once(
                 "away",
-                f"the broker is not there: {error}; samples wait in memory, training is not affected",
+                f"the broker is not there: {self.trouble}; samples wait in memory, training is not affected",
             )
             return
         self._counters.add("connections")

@@ -5,7 +5,7 @@
   before;
 - SIGTERM is handled only if nothing handles it (and only from the main thread, as Python demands): the runs
   end with outcome "signal", then the process dies of the signal as it would have;
-- in a forked child the runs let go of what belongs to the parent.
+- in a forked child the runs let go of what belongs to the parent, and SIGTERM kills at once again.
 """
 
 from __future__ import annotations
@@ -71,5 +71,7 @@ def _finish_all() -> None:
 
 
 def _after_fork() -> None:
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:  # a child has nothing to send: it dies at once
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for run in list(_live):
         run._forked()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.frames import MAX_NAMES, NO_STEP, Frame
-from driftline.producers.counters import Counters, Notes
+from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.naming import metric_name
 from driftline.producers.values import Refusal, admit, admit_weight
 from driftline.topics import MAX_FRAME_BYTES
@@ -63,7 +63,7 @@ class _Ids(dict[Any, int]):
     def __missing__(self, key: object) -> int:
         if not isinstance(key, str):
             self._notes.once(
-                ("name", repr(key)[:80]), f"the name {key!r:.80} is not text: its values are refused"
+                ("name", words(key, 80)), f"the name {words(key, 80)} is not text: its values are refused"
             )
             number = -1
         else:
@@ -198,7 +198,7 @@ class Framer:
             elif isinstance(found, Refusal):
                 self._counters.add("refused_" + found.reason)
                 self._notes.once(
-                    (found.reason, name), f"{name!r:.200} is not a number: {found.detail}; refused"
+                    (found.reason, name), f"{words(name)} is not a number: {found.detail}; refused"
                 )
             else:
                 self._counters.add("errors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import socket
 import sys
@@ -17,6 +18,7 @@ from driftline import events, identity
 from driftline.clock import Clock, SystemClock
 from driftline.connection import KafkaSettings
 from driftline.producers import exits
+from driftline.producers.counters import words
 from driftline.producers.kafka_transport import KafkaTransport
 from driftline.producers.node import Node
 from driftline.producers.plain import plain
@@ -63,7 +65,15 @@ def init(
     settings = load() if settings is None else settings
     kafka = kafka or settings.kafka
     clock = SystemClock()
-    who = _identity(identity.Told(resume or run_id, rank, world_size, local_rank, str(role)), clock)
+    odd: list[str] = []
+    told = identity.Told(
+        str(resume or run_id or "") or None,
+        _whole("rank", rank, odd),
+        _whole("world_size", world_size, odd),
+        _whole("local_rank", local_rank, odd),
+        str(role or "trainer"),
+    )
+    who = _identity(told, clock)
     run = Run(run_id=who.run, name=str(name), process=who.process, rank=who.rank, settings=settings.sdk)
     if not settings.sdk.enabled:
         run._closed_as = "finished"
@@ -80,6 +90,8 @@ def init(
         clock=clock,
         broker=kafka.bootstrap if transport is None else "memory",
     )
+    for note in odd:
+        run._notes.once(("told", note), note)
     if who.alone:
         run._notes.once(
             "alone",
@@ -90,9 +102,25 @@ def init(
         for note in settings.notes:
             run._notes.once(("settings", note), note)
     run._begin(worker)
+    if run._closed_as:
+        return run
     exits.watch(run)
     _watch_host(run, who, settings, clock)
     return run
+
+
+def _whole(name: str, value: object, odd: list[str]) -> int | None:
+    """A rank or a size as the event can carry it, whatever kind of number or text of one was given."""
+    if value is None:
+        return None
+    try:
+        number = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = -1
+    if 0 <= number < 2**31:
+        return number
+    odd.append(f"init({name}={words(value, 80)}): not a whole number from 0 on; ignored")
+    return None
 
 
 def _identity(told: identity.Told, clock: Clock) -> identity.Identity:
@@ -186,4 +214,8 @@ def _watch_host(run: Run, who: identity.Identity, settings: Settings, clock: Clo
                 run._counters.add("host_unsupported")
             pause.wait(settings.sdk.collect_us / 1e6)
 
-    threading.Thread(target=watch, name="driftline-host", daemon=True).start()
+    thread = threading.Thread(target=watch, name="driftline-host", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system gives no more threads
+        run._notes.once("host", f"no readings of the host: {words(error)}")

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Mapping
 from gc import is_tracked
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast, get_args
 
 from driftline.metric_names import SPAN_PREFIX
-from driftline.producers.counters import Counters, Notes
+from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, is_dear_to_add
 from driftline.producers.worker import EndReason, Pending, QueueEntry, Rewound, Saved, Worker
 from driftline.settings import SdkSettings
@@ -118,8 +118,11 @@ class Run:
     def step(self, step: int) -> None:
         """Sets the current step, for spans and checkpoints that name none; from then on only this does."""
         found = _as_step(step)
-        if found is not None:
-            self._set_step = found
+        if found is None:
+            self._counters.add("steps_refused")
+            self._notes.once("set step", f"step({words(step, 80)}): not an integer of 64 bits; ignored")
+            return
+        self._set_step = found
 
     @property
     def current_step(self) -> int | None:
@@ -143,12 +146,15 @@ class Run:
             text = os.fsdecode(path)
             if "://" not in text:
                 text = os.path.abspath(text)
-            saved = Saved(text, None if epoch is None else float(epoch), format)
+            saved = Saved(
+                text, None if epoch is None else float(epoch), None if format is None else str(format)
+            )
             self._mark(_as_step(step) if step is not None else self.current_step, saved)
         except Exception as error:  # noqa: BLE001  never into the training loop
             self._counters.add("checkpoints_refused")
             self._notes.once(
-                ("checkpoint", repr(error)[:100]), f"checkpoint {path!r:.200} not announced: {error!r}"
+                ("checkpoint", words(error, 100)),
+                f"checkpoint {words(path)} not announced: {words(error)}",
             )
 
     def rewind(self, step: int) -> None:
@@ -156,7 +162,7 @@ class Run:
         found = _as_step(step)
         if found is None:
             self._counters.add("steps_refused")
-            self._notes.once("rewind", f"rewind({step!r:.80}): not an integer of 64 bits; ignored")
+            self._notes.once("rewind", f"rewind({words(step, 80)}): not an integer of 64 bits; ignored")
             return
         self._logged_step = found
         if self._set_step is not None:
@@ -192,12 +198,22 @@ class Run:
             self._deadline_us = time.monotonic_ns() // 1000 + self._settings.exit_us
         if worker is None or thread is None:
             return
-        worker.end(outcome or self._exit_outcome, deadline_us=self._deadline_us)
+        worker.end(self._outcome(outcome), deadline_us=self._deadline_us)
         if threading.current_thread() is not thread:
             left_us = self._deadline_us - time.monotonic_ns() // 1000
             thread.join(max(0, left_us) / 1e6 + 0.3)
         if first:
             self._say_undelivered()
+
+    def _outcome(self, told: object) -> EndReason:
+        """What ``finish`` was told, if it is one of the words that readers know."""
+        for known in get_args(EndReason):
+            if told == known:
+                return cast(EndReason, known)
+        if told is not None:
+            known_words = ", ".join(get_args(EndReason))
+            self._notes.once("outcome", f"finish({words(told, 80)}): not one of {known_words}; ignored")
+        return self._exit_outcome
 
     def counters(self) -> dict[str, int]:
         """What the SDK counted so far (:data:`driftline.producers.counters.COUNTERS`)."""
@@ -219,8 +235,15 @@ class Run:
     def _begin(self, worker: Worker) -> None:
         """Starts the SDK's thread."""
         self._worker = worker
-        self._thread = threading.Thread(target=worker.run, name="driftline", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=worker.run, name="driftline", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system gives no more threads: train on without telemetry
+            self._worker, self._closed_as, self._room = None, "finished", -1
+            self._notes.once("thread", f"no thread could be started, nothing is recorded: {words(error)}")
+            self._notes.write()
+            return
+        self._thread = thread
 
     def _drained(self, left: int) -> None:
         """The thread took the queue; ``left`` samples still wait for a device."""
@@ -247,7 +270,8 @@ class Run:
         except Exception as error:  # noqa: BLE001  never into the training loop
             self._counters.add("refused_call")
             self._notes.once(
-                ("call", repr(error)[:100]), f"log() could not read its arguments, call refused: {error!r}"
+                ("call", words(error, 100)),
+                f"log() could not read its arguments, call refused: {words(error)}",
             )
 
     def _log_checked(self, values: Any, step: Any, weight: Any) -> None:
@@ -276,7 +300,7 @@ class Run:
             for name, refusal in refused.items():
                 self._counters.add("refused_" + refusal.reason)
                 self._notes.once(
-                    (refusal.reason, name), f"{name!r:.200} is not a number: {refusal.detail}; refused"
+                    (refusal.reason, name), f"{words(name)} is not a number: {refusal.detail}; refused"
                 )
             if deferred:
                 waits += [
@@ -308,7 +332,7 @@ class Run:
         now_ns = _time_ns()
         self._append((now_ns, step, weight, Pending(accepted, waits) if waits else accepted))
         if n >= self._room:  # a frame's worth: wake the thread once
-            self._room = self._settings.queue_samples
+            self._room = -1 if self._closed_as else self._settings.queue_samples
             worker.bell.ring()
         elif now_ns - self._rung_ns > RING_AGAIN_NS and (waits or _any_not_finite(accepted)):
             self._rung_ns = now_ns
@@ -318,7 +342,7 @@ class Run:
         found = _as_step(step)
         if found is None:
             self._counters.add("steps_refused")
-            self._notes.once("step", f"step {step!r:.80} is not an integer: stored without a step")
+            self._notes.once("step", f"step {words(step, 80)} is not an integer: stored without a step")
         return found
 
     def _refuse_closed(self, values: Any) -> None:
@@ -377,10 +401,11 @@ class Span:
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._start
         run = self._run
-        run.log(
-            {f"{SPAN_PREFIX}{self._name}": self.seconds},
-            run.current_step if self._step is None else self._step,
-        )
+        try:
+            name = f"{SPAN_PREFIX}{self._name}"
+        except Exception:  # noqa: BLE001  never into the training loop
+            name = f"{SPAN_PREFIX}{words(self._name)}"
+        run.log({name: self.seconds}, run.current_step if self._step is None else self._step)
 
 
 def outcome_of(error: BaseException | None) -> EndReason:
@@ -395,8 +420,13 @@ def outcome_of(error: BaseException | None) -> EndReason:
 
 
 def _as_step(step: object) -> int | None:
-    """An integer of 64 bits; floats without a fraction count, since many trainers compute steps."""
+    """An integer of 64 bits; floats without a fraction count, since many trainers compute steps.
+
+    A tensor on a device is none: to read it would wait for the device.
+    """
     try:
+        if getattr(getattr(step, "device", None), "type", "cpu") != "cpu":
+            return None
         number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)  # type: ignore[arg-type]
     except Exception:  # noqa: BLE001  any object may come here
         return None
@@ -405,7 +435,10 @@ def _as_step(step: object) -> int | None:
 
 def _any_not_finite(values: dict[Any, Any]) -> bool:
     if PLAIN_TYPES.issuperset(map(type, values.values())):
-        total = sum(values.values())
+        try:
+            total = sum(values.values())
+        except OverflowError:  # an integer too large for a float, beside a float
+            total = _INF
         if total - total == 0:
             return False
     return any(type(value) is float and not math.isfinite(value) for value in values.values())

@@ -37,6 +37,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from driftline.producers.counters import words
+
 RefusalReason = Literal["text", "none", "elements", "nested", "complex", "range", "device", "type"]
 PLAIN_TYPES = frozenset((float, int, bool))
 
@@ -80,7 +82,7 @@ class Later:
         try:
             return float(self._get())
         except Exception as error:  # noqa: BLE001  any library's error: the value is refused and counted
-            return Refusal("device", f"{self._what} could not be read: {error!r}"[:300])
+            return Refusal("device", f"{self._what} could not be read: {words(error)}"[:300])
 
 
 def admit(value: object) -> float | Deferred | Refusal:
@@ -96,7 +98,7 @@ def admit(value: object) -> float | Deferred | Refusal:
     except OverflowError:
         return Refusal("range", "an integer too large for a float64")
     except Exception as error:  # noqa: BLE001  any object may come here, with any behaviour
-        return Refusal("type", f"{type(value).__name__} that fails with {error!r}"[:300])
+        return Refusal("type", f"{type(value).__name__} that fails with {words(error)}"[:300])
 
 
 def admit_all(values: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Refusal], bool]:
@@ -131,10 +133,12 @@ def admit_weight(weight: object) -> float | Deferred | None:
 
 
 def is_dear_to_add(value: object) -> bool:
-    """True for NumPy values whose sum may be large or may warn."""
+    """True for NumPy values whose sum may be large or may warn (overflow, infinity less infinity)."""
     if isinstance(value, np.ndarray):
         return value.size > 1
-    return isinstance(value, np.float16)
+    if isinstance(value, np.integer):
+        return value.itemsize < 8
+    return isinstance(value, np.float16) or (isinstance(value, np.floating) and not np.isfinite(value))
 
 
 def _admit(value: Any) -> float | Deferred | Refusal:

@@ -20,7 +20,7 @@ from driftline.clock import Clock
 from driftline.errors import BadData
 from driftline.producers import checkpoint
 from driftline.producers.buffer import Outbox
-from driftline.producers.counters import Counters, Notes
+from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.delivery import OPEN_US, Delivery
 from driftline.producers.framer import Framer
 from driftline.producers.transport import Transport
@@ -202,7 +202,7 @@ class Worker:
     def _failed(self, error: Exception) -> None:
         self._counters.add("errors")
         self._notes.once(
-            ("error", repr(error)[:200]), f"an error inside the SDK, training is not affected: {error!r}"
+            ("error", words(error)), f"an error inside the SDK, training is not affected: {words(error, 500)}"
         )
 
     def _pause_us(self) -> int:
@@ -249,7 +249,9 @@ class Worker:
             else:
                 self._add(plain)
                 plain = []
-                self._marker(entry)
+                self._held.popleft()  # before: whatever it does, it must not hold up what was logged after it
+                self._mark(entry)
+                continue
             self._held.popleft()
         self._add(plain)
         return bool(self._held)
@@ -292,7 +294,7 @@ class Worker:
             if isinstance(number, Refusal):
                 self._counters.add("refused_" + number.reason)
                 self._notes.once(
-                    (number.reason, name), f"{name!r:.200} is not a number: {number.detail}; refused"
+                    (number.reason, name), f"{words(name)} is not a number: {number.detail}; refused"
                 )
             else:
                 values[name] = number
@@ -302,6 +304,14 @@ class Worker:
                 self._counters.add("refused_weight", len(values))
                 values = {}
         return time_ns, step, weight, values
+
+    def _mark(self, entry: QueueEntry) -> None:
+        try:
+            self._marker(entry)
+        except Exception as error:  # noqa: BLE001  foreign files and values; counted and named
+            if isinstance(entry[3], Saved):
+                self._counters.add("checkpoints_refused")
+            self._failed(error)
 
     def _marker(self, entry: QueueEntry) -> None:
         """A checkpoint or a rewind: samples logged before it go first."""
@@ -314,7 +324,6 @@ class Worker:
                 self._counters.add("checkpoints_refused")
                 self._notes.once(("checkpoint", str(error)), f"not announced: {error}")
                 return
-            self._counters.add("checkpoints_saved")
             self._emit(
                 events.CheckpointSaved(
                     run=self._started.run,
@@ -325,6 +334,7 @@ class Worker:
                     rank=self._started.rank,
                 )
             )
+            self._counters.add("checkpoints_saved")
         elif isinstance(marker, Rewound):
             self._step = step
             self._emit(
