@@ -5,8 +5,9 @@
 One run of 64 ranks, all on this machine: producer processes encode frames of 200 samples (20 metrics of 10
 steps) and send them as fast as the broker takes them, at most ``--ahead`` frames before the worker; one
 stream worker (windows on both axes, all default detectors, snapshots) and one sink work beside them, as
-processes, with default settings. The clock runs from the first frame until the worker has applied and the
-sink has committed every frame. The broker is ``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM.
+processes, with default settings (but a snapshot each second, since it tells the progress). The clock runs
+from the first frame until the worker has applied and the sink has committed every frame. The broker is
+``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM.
 
 The last line is one flat JSON object: ``samples_per_s`` (samples stored over that time), ``samples_in``
 (accepted by the broker), ``samples_stored`` (rows committed), ``window_rows``, ``seconds``; where the time
@@ -78,6 +79,8 @@ def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: 
     names = [f"metric/{at:02d}" for at in range(METRICS)]
     metric = np.tile(np.arange(METRICS, dtype=np.int16), STEPS)
     values = np.random.default_rng(first).normal(1.0, 0.1, (97, SAMPLES))
+    print("ready", flush=True)
+    sys.stdin.readline()
     end = time.monotonic() + seconds
     step = 0
     while time.monotonic() < end:
@@ -122,6 +125,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             "DRIFTLINE_BOOTSTRAP": bootstrap,
             "DRIFTLINE_PREFIX": prefix,
             "DRIFTLINE_STORAGE__ROOT": str(root),
+            "DRIFTLINE_STREAMS__SNAPSHOT": "1s",
         }
         worker = stack.enter_context(_role("driftline.streams.worker", "run_streams", environ))
         sink = stack.enter_context(_role("driftline.storage.sink", "run_sink", environ))
@@ -133,25 +137,32 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
         parts = {"worker": psutil.Process(worker.pid), "sink": psutil.Process(sink.pid)}
         if broker is not None:
             parts["broker"] = broker
-        before = {name: _cpu_s(process) for name, process in parts.items()}
         allowance = Path(folder) / "allowance"
         allowance.write_text(str(ahead // PRODUCERS))
-        begin = time.monotonic()
         producers = [
             subprocess.Popen(
                 [sys.executable, __file__, "--produce", str(at), "--seconds", str(seconds)],
                 env=environ | {"BENCH_ALLOWANCE": str(allowance)},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
             for at in range(PRODUCERS)
         ]
+        for process in producers:
+            _say(process, "")
+        parts |= {f"producer{at}": psutil.Process(process.pid) for at, process in enumerate(producers)}
+        before = {name: _cpu_s(process) for name, process in parts.items()}
+        begin = time.monotonic()
+        for process in producers:
+            _say(process, "go\n")
+        spent: dict[str, float] = {}
         while any(process.poll() is None for process in producers):
             _check(worker, sink)
+            spent |= {name: cpu for name in parts if (cpu := _cpu_s(parts[name]) - before[name]) > 0}
             allowance.write_text(str((progress.applied() + ahead) // PRODUCERS))
             time.sleep(0.1)
         frames_in = sum(int((process.stdout.read() if process.stdout else "") or 0) for process in producers)
-        producers_cpu = _children_cpu_s()
         done = {"worker_s": 0.0, "sink_s": 0.0}
         while not all(done.values()) and time.monotonic() < begin + seconds + DRAIN_S:
             _check(worker, sink)
@@ -162,7 +173,10 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             time.sleep(0.1)
         elapsed = time.monotonic() - begin
         stored = progress.stored()
-        cpu = {f"cpu_{name}_s": round(_cpu_s(p) - before[name], 2) for name, p in parts.items()}
+        for name in ("worker", "sink", "broker"):
+            if name in parts:
+                spent[name] = _cpu_s(parts[name]) - before[name]
+        producing = sum(spent.pop(f"producer{at}", 0.0) for at in range(PRODUCERS))
         return {
             "samples_per_s": round(stored / elapsed),
             "samples_in": frames_in * SAMPLES,
@@ -171,8 +185,8 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             "frames_applied": progress.applied(),
             "seconds": round(elapsed, 2),
             **{name: round(value, 2) for name, value in done.items()},
-            "cpu_producers_s": round(producers_cpu, 2),
-            **cpu,
+            "cpu_producers_s": round(producing, 2),
+            **{f"cpu_{name}_s": round(cpu, 2) for name, cpu in spent.items()},
             "cores": os.cpu_count(),
             "load_before": round(os.getloadavg()[1], 1),
         }
@@ -251,14 +265,23 @@ def _check(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
+    """CPU seconds of a process; 0 once it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
     return float(times.user + times.system)
 
 
-def _children_cpu_s() -> float:
-    """Of children that ended: the producers (and what starting the broker took)."""
-    times = os.times()
-    return times.children_user + times.children_system
+def _say(process: subprocess.Popen[str], line: str) -> None:
+    """Waits for the producer's "ready", or lets it go."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    if line:
+        process.stdin.write(line)
+        process.stdin.flush()
+    else:
+        process.stdout.readline()
 
 
 def _now_us() -> int:
