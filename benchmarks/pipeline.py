@@ -11,8 +11,8 @@ from the first frame until the worker has applied and the sink has committed eve
 
 The last line is one flat JSON object: ``samples_per_s`` (samples stored over that time), ``samples_in``
 (accepted by the broker), ``samples_stored`` (rows committed), ``window_rows``, ``seconds``; where the time
-goes: ``cpu_<process>_s`` of broker, producers, worker and sink, and ``cores``; ``worker_s``, ``sink_s``: when
-each of the two was done.
+goes: ``cpu_<process>_s`` of broker, producers, worker and sink, and ``cores``; ``worker_queued_s``: how long
+the worker was ready to run and had no core; ``worker_s``, ``sink_s``: when each of the two was done.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             _say(process, "")
         parts |= {f"producer{at}": psutil.Process(process.pid) for at, process in enumerate(producers)}
         before = {name: _cpu_s(process) for name, process in parts.items()}
+        queued = _queued_s(worker.pid)
         begin = time.monotonic()
         for process in producers:
             _say(process, "go\n")
@@ -172,6 +173,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
                 done["sink_s"] = time.monotonic() - begin
             time.sleep(0.1)
         elapsed = time.monotonic() - begin
+        queued = _queued_s(worker.pid) - queued
         stored = progress.stored()
         for name in ("worker", "sink", "broker"):
             if name in parts:
@@ -187,6 +189,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             **{name: round(value, 2) for name, value in done.items()},
             "cpu_producers_s": round(producing, 2),
             **{f"cpu_{name}_s": round(cpu, 2) for name, cpu in spent.items()},
+            "worker_queued_s": round(queued, 2),
             "cores": os.cpu_count(),
             "load_before": round(os.getloadavg()[1], 1),
         }
@@ -282,6 +285,14 @@ def _say(process: subprocess.Popen[str], line: str) -> None:
         process.stdin.flush()
     else:
         process.stdout.readline()
+
+
+def _queued_s(pid: int) -> float:
+    """How long the main thread of a process was ready to run and had no core."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _now_us() -> int:
