@@ -82,3 +82,23 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith('{"x": 0}')
     assert "BrokenPipe" not in done.stdout
+
+
+def test_columns_of_one_name_are_all_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A join often gives two columns of one name: an object of JSON has room for both."""
+    answer = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "a_2"])
+    monkeypatch.setattr(sql, "query", lambda root, text: answer)
+    sql.print_answer("root", "select", form="json", max_rows=1)
+    assert json.loads(capsys.readouterr().out) == {"a": 1, "a_3": 2, "a_2": 3}
+
+
+def test_whole_decimals_are_whole_numbers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB's sum of integers is one (HUGEINT): it must not become a float, which rounds."""
+    answer = pa.table({"sum": pa.array([Decimal(2**53 + 1)], pa.decimal128(38, 0))})
+    monkeypatch.setattr(sql, "query", lambda root, text: answer)
+    sql.print_answer("root", "select", form="json", max_rows=1)
+    assert capsys.readouterr().out == '{"sum": 9007199254740993}\n'

@@ -37,12 +37,9 @@ def print_answer(root: str, sql: str, *, form: str, max_rows: int) -> int:
         raise BadData('the query is empty; try: driftline sql "show tables"')
     answer = query(root, sql)
     if form == "json":
+        names = _distinct(answer.column_names)
         for row in _rows(answer):
-            print(
-                json.dumps(
-                    dict(zip(answer.column_names, map(_jsonable, row), strict=True)), ensure_ascii=False
-                )
-            )
+            print(json.dumps(dict(zip(names, map(_jsonable, row), strict=True)), ensure_ascii=False))
     elif form == "csv":
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(answer.column_names)
@@ -50,6 +47,21 @@ def print_answer(root: str, sql: str, *, form: str, max_rows: int) -> int:
     else:
         _print_table(answer, max_rows)
     return 0
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names of columns as keys: the second "a" becomes "a_2".
+
+    >>> _distinct(["a", "b", "a"])
+    ['a', 'b', 'a_2']
+    """
+    made: list[str] = []
+    for at, name in enumerate(names):
+        key, number = name, 2
+        while key in made or (key != name and key in names[at:]):
+            key, number = f"{name}_{number}", number + 1
+        made.append(key)
+    return made
 
 
 def _rows(answer: Any) -> Iterator[tuple[Any, ...]]:
@@ -106,7 +118,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Decimal):
-        return float(value)
+        return int(value) if value.as_tuple().exponent == 0 else float(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, dict):
