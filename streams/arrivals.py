@@ -16,7 +16,7 @@ from driftline.config import Axis
 from driftline.streams.aggregates import I64, NO_RANK, Bool, Samples
 from driftline.streams.attempts import AXES, Attempt, Process
 from driftline.streams.closing import Closing, Moment, close
-from driftline.streams.panes import PANE_LIMIT, OpenPanes
+from driftline.streams.panes import PANE_LIMIT, POSITION_LIMIT, OpenPanes
 from driftline.streams.participants import FrameMap
 from driftline.streams.views import NonFinite
 
@@ -123,9 +123,9 @@ def _per_frame(arrivals: list[Arrival], skew_us: int) -> I64:
 
 def _valid(batch: _Batch, axis: Axis, pane: I64) -> Bool:
     """Samples that lie on the axis, within its limits."""
+    position = batch.time_us if axis == "time" else batch.step
     valid: Bool = (pane < PANE_LIMIT) & (pane > -PANE_LIMIT)
-    if axis == "step":
-        valid &= batch.step != frames.NO_STEP
+    valid &= (position < POSITION_LIMIT) & (position > -POSITION_LIMIT)
     return valid
 
 

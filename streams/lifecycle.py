@@ -19,9 +19,15 @@ from driftline.streams.attempts import (
 )
 from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
 from driftline.streams.outputs import Outbox
+from driftline.streams.panes import POSITION_LIMIT
 from driftline.streams.processes import Factories, counts, join, open_attempt
 from driftline.streams.views import CheckpointView, Liveness, TriggerReason
 from driftline.streams.windowing import plan
+
+MAX_US = 10**15
+"""Durations of the configuration: about 31 years."""
+MAX_SIZE = 2**53
+"""Sizes, hops and intervals of the configuration."""
 
 # --- events of processes -----------------------------------------------------------------------------------
 
@@ -124,7 +130,7 @@ def heartbeat(moment: Moment, event: events.Heartbeat, process: Process) -> None
     limit = moment.now_us + moment.state.config.future_skew_us
     for name, position in (("time", event.time_us if event.time_us <= limit else None), ("step", event.step)):
         mark = attempt.axes[name].watermark  # type: ignore[index]
-        if position is not None and mark.uses(process.number):
+        if position is not None and abs(position) < POSITION_LIMIT and mark.uses(process.number):
             mark.advance(process.number, position, position, moment.now_us)
     advance(moment, attempt, moment.state.config)
 
@@ -345,6 +351,7 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
         config = msgspec.json.decode(bytes(event.body), type=PipelineConfig)
     except msgspec.DecodeError as error:
         raise SettingsError("config", event.digest, f"{error}; the configuration before stays") from error
+    _check_numbers(config)
     for spec in config.windows:
         if spec.size <= 0 or spec.every <= 0 or spec.size % spec.every:
             raise SettingsError("windows", spec, "size must be a positive multiple of every")
@@ -355,6 +362,23 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
     make.detection(config)
     make.triggers(config)
     return config
+
+
+def _check_numbers(config: PipelineConfig) -> None:
+    """Durations, sizes and intervals with which integers of 64 bits do."""
+    for name, value in msgspec.structs.asdict(config).items():
+        if name.endswith("_us") and not 0 <= value <= MAX_US:
+            raise SettingsError(name, value, f"give 0 to {MAX_US} microseconds")
+    for spec in config.windows:
+        if not 0 < spec.size <= MAX_SIZE or not 0 < spec.every <= MAX_SIZE:
+            raise SettingsError("windows", spec, f"size and every must be 1 to {MAX_SIZE}")
+    for rule in config.rules:
+        if not 0 <= rule.for_us <= MAX_US or not 0 <= rule.for_steps <= MAX_SIZE:
+            raise SettingsError("rules", rule, "the duration is negative or too long")
+    when = config.triggers
+    for name, interval in (("epochs", when.epochs), ("steps", when.steps), ("every_us", when.every_us)):
+        if interval is not None and not 0 < interval <= MAX_SIZE:
+            raise SettingsError(f"triggers.{name}", interval, f"give more than 0, at most {MAX_SIZE}")
 
 
 def apply_config(

@@ -5,7 +5,7 @@ Panes below ``closed`` are closed: their content never changes again, and a samp
 panes are kept as long as a window that is not yet out can contain them.
 
 Bounds: ``MAX_OPEN_PANES`` open panes (:meth:`OpenPanes.room` says whether samples fit), pane numbers within
-2**43 of zero.
+2**43 and positions within 2**62 of zero.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from driftline.streams.aggregates import F64, I32, I64, U64, Cells, Samples
 
 MAX_OPEN_PANES = 8_192
 PANE_LIMIT = 1 << 43
+POSITION_LIMIT = 1 << 62
+"""So that the ends of windows fit 64 bits."""
 _SPAN = 1 << 16
 
 

@@ -33,6 +33,8 @@ _PICKED_MAX = 64
 _POSITIONS_MAX = 256
 _EXACT = 1e-9
 """Epochs are floats: 2.9999999999 is epoch 3."""
+_FAR = 2.0**53
+"""An absurd epoch counts as this many intervals."""
 
 
 class Progress(msgspec.Struct):
@@ -167,6 +169,6 @@ def interval_of(position: float, interval: float) -> int:
     """
     if isinstance(position, int) and isinstance(interval, int):
         return position // interval
-    ratio = position / interval
+    ratio = max(-_FAR, min(_FAR, position / interval))
     nearest = round(ratio)
     return nearest if abs(ratio - nearest) <= _EXACT * max(1.0, abs(ratio)) else int(ratio // 1)

@@ -23,7 +23,8 @@ Who writes what (topic):
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+import re
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
@@ -32,6 +33,11 @@ from driftline.errors import BadRecord
 VERSION = 1
 
 Number: TypeAlias = float | Literal["NaN", "Infinity", "-Infinity"]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""JSON's integers have no bound; what is kept in arrays, tables and snapshots has one."""
+Id = Annotated[str, msgspec.Meta(max_length=256)]
+"""Names of runs, processes, evaluators and the like: they are repeated in every output."""
 Severity = Literal["info", "warn", "error", "page"]
 
 
@@ -65,10 +71,10 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_d
 class _FromProcess(_Event, frozen=True, kw_only=True):
     """Sent by an SDK process; (run, process, seq) is shared with its frames and identifies the record."""
 
-    run: str
-    process: str
-    seq: int
-    time_us: int
+    run: Id
+    process: Id
+    seq: Int64
+    time_us: Int64
 
 
 # --- telemetry -------------------------------------------------------------------------------------------
@@ -81,13 +87,13 @@ class ProcessStarted(_FromProcess, frozen=True, kw_only=True, tag="process_start
     """Free-text name of the run, as typed; never part of a path."""
     parent: str | None = None
     """Process that this one was forked from."""
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    role: str = "trainer"
-    host: str = ""
-    pid: int = 0
-    restart_hint: int | None = None
+    rank: Int32 | None = None
+    world_size: Int32 | None = None
+    local_rank: Int32 | None = None
+    role: Id = "trainer"
+    host: Id = ""
+    pid: Int64 = 0
+    restart_hint: Int64 | None = None
     """The launcher's restart count, if it told one. Ranks may disagree."""
     config: dict[str, Any] = {}
     """What the user passed to ``init(config=...)``, plain JSON values."""
@@ -99,27 +105,27 @@ class ProcessEnded(_FromProcess, frozen=True, kw_only=True, tag="process_ended")
     """The last record of a process that ended in order."""
 
     outcome: Literal["finished", "exception", "signal"] = "finished"
-    counters: dict[str, int] = {}
+    counters: dict[str, Int64] = {}
 
 
 class Heartbeat(_FromProcess, frozen=True, kw_only=True, tag="heartbeat"):
     """A process that had nothing to log says that it lives, and where it is."""
 
-    step: int | None = None
-    counters: dict[str, int] = {}
+    step: Int64 | None = None
+    counters: dict[str, Int64] = {}
 
 
 class RunRewound(_FromProcess, frozen=True, kw_only=True, tag="run_rewound"):
     """``run.rewind(step)``: the run goes on from ``step`` as a new attempt."""
 
-    step: int
+    step: Int64
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     """One file of a checkpoint: path relative to the checkpoint, size in bytes."""
 
     path: str
-    size: int
+    size: Int64
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +135,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     uri: str
     """Absolute path (or file:// URI) of the folder or file."""
     format: str = "safetensors"
-    step: int | None = None
+    step: Int64 | None = None
     epoch: float | None = None
     files: list[FileEntry] = []
 
@@ -138,21 +144,21 @@ class CheckpointSaved(_FromProcess, frozen=True, kw_only=True, tag="checkpoint_s
     """A checkpoint is complete on disk."""
 
     checkpoint: Checkpoint
-    rank: int | None = None
+    rank: Int32 | None = None
 
 
 class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
     """Time as an event: once a second from the worker that is assigned the partition."""
 
     worker: str
-    time_us: int
+    time_us: Int64
 
 
 class ConfigChanged(_Event, frozen=True, kw_only=True, tag="config_changed"):
     """From here on this configuration holds for the partition. ``body`` is the config as JSON values."""
 
     worker: str
-    time_us: int
+    time_us: Int64
     digest: str
     body: msgspec.Raw
 
@@ -175,46 +181,46 @@ class EvalRequested(_Event, frozen=True, kw_only=True, tag="eval_requested"):
 
     id: str
     """Output id."""
-    request: str
+    request: Id
     """Hash of checkpoint, suite and settings, without the run (``request_id``)."""
-    run: str
-    attempt: int
+    run: Id
+    attempt: Int64
     suite: SuiteRef
     checkpoint: Checkpoint
     reason: str
     """Which trigger: "epochs", "steps", "seconds", "start", "end", ..."""
-    time_us: int
+    time_us: Int64
     """The run's "now" when it was asked for."""
 
 
 class EvaluatorPresent(_Event, frozen=True, kw_only=True, tag="evaluator_present"):
     """An evaluator says, every few seconds, that it lives; ``lease`` is what it works on."""
 
-    evaluator: str
-    time_us: int
+    evaluator: Id
+    time_us: Int64
     host: str = ""
     device: str = "cpu"
     suites: list[str] = []
     """Names of suites it can run; empty means any."""
-    lease: str | None = None
+    lease: Id | None = None
 
 
 class EvaluatorGone(_Event, frozen=True, kw_only=True, tag="evaluator_gone"):
     """An evaluator stops in order."""
 
-    evaluator: str
-    time_us: int
+    evaluator: Id
+    time_us: Int64
 
 
 class EvalProgress(_Event, frozen=True, kw_only=True, tag="eval_progress"):
     """Renews a lease."""
 
-    evaluator: str
-    lease: str
-    request: str
-    time_us: int
-    done: int
-    total: int
+    evaluator: Id
+    lease: Id
+    request: Id
+    time_us: Int64
+    done: Int64
+    total: Int64
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +232,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     low: Number | None = None
     """Lower end of the 95 % interval."""
     high: Number | None = None
-    count: int = 0
+    count: Int64 = 0
     """Items (or tokens) it rests on."""
     unit: str = ""
 
@@ -241,8 +247,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: float = 0.0
     """Waiting for the checkpoint to be complete."""
     device: str = "cpu"
-    tokens: int = 0
-    peak_memory_bytes: int | None = None
+    tokens: Int64 = 0
+    peak_memory_bytes: Int64 | None = None
 
 
 class EvalOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +257,7 @@ class EvalOutcome(msgspec.Struct, frozen=True, kw_only=True):
     status: EvalStatus
     reason: str = ""
     metrics: list[Metric] = []
-    items: int = 0
+    items: Int64 = 0
     """Items that went to ``eval-items`` before this result."""
     weights_digest: str = ""
     """Full content hash of the weights as loaded."""
@@ -265,10 +271,10 @@ class EvalOutcome(msgspec.Struct, frozen=True, kw_only=True):
 class EvalResult(_Event, frozen=True, kw_only=True, tag="eval_result"):
     """An evaluator's result, before it is accepted."""
 
-    evaluator: str
-    lease: str
-    request: str
-    time_us: int
+    evaluator: Id
+    lease: Id
+    request: Id
+    time_us: Int64
     outcome: EvalOutcome
 
 
@@ -276,17 +282,17 @@ class EvalAccepted(_Event, frozen=True, kw_only=True, tag="eval_accepted"):
     """The one result of a request, copied to the log of each run that asked."""
 
     id: str
-    request: str
-    run: str
-    attempt: int
+    request: Id
+    run: Id
+    attempt: Int64
     suite: SuiteRef
     checkpoint: Checkpoint
     reason: str
-    evaluator: str
-    lease: str
-    tries: int
-    requested_us: int
-    accepted_us: int
+    evaluator: Id
+    lease: Id
+    tries: Int64
+    requested_us: Int64
+    accepted_us: Int64
     outcome: EvalOutcome
 
 
@@ -294,23 +300,23 @@ class Lease(_Event, frozen=True, kw_only=True, tag="lease"):
     """This evaluator works on this request until ``expires_us`` unless it reports progress."""
 
     id: str
-    lease: str
-    request: str
-    evaluator: str
-    tried: int
+    lease: Id
+    request: Id
+    evaluator: Id
+    tried: Int64
     """1 for the first try."""
-    run: str
+    run: Id
     suite: SuiteRef
     checkpoint: Checkpoint
-    expires_us: int
+    expires_us: Int64
 
 
 class RequestClosed(_Event, frozen=True, kw_only=True, tag="request_closed"):
     """No more work on this request: an evaluator that still works on it may stop."""
 
     id: str
-    request: str
-    lease: str
+    request: Id
+    lease: Id
     """The lease whose result was accepted."""
     status: EvalStatus
 
@@ -335,7 +341,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     status: ItemStatus
     score: Number | None = None
     response: str = ""
-    response_length: int | None = None
+    response_length: Int64 | None = None
     """In tokens."""
     expected: str = ""
 
@@ -343,10 +349,10 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 class EvalItems(_Event, frozen=True, kw_only=True, tag="eval_items"):
     """Some items of one lease; ``first`` is the position of the first of them."""
 
-    run: str
-    request: str
-    lease: str
-    first: int
+    run: Id
+    request: Id
+    lease: Id
+    first: Int64
     items: list[Item]
 
 
@@ -375,19 +381,19 @@ class Fact(_Event, frozen=True, kw_only=True, tag="fact"):
     """Something that the pipeline concluded about a run; fields that do not apply are left out."""
 
     id: str
-    run: str
-    attempt: int
+    run: Id
+    attempt: Int64
     what: FactKind
-    time_us: int
+    time_us: Int64
     text: str
     """One sentence for people."""
     metric: str | None = None
-    process: str | None = None
-    rank: int | None = None
+    process: Id | None = None
+    rank: Int32 | None = None
     axis: Literal["time", "step"] | None = None
-    start: int | None = None
-    end: int | None = None
-    count: int | None = None
+    start: Int64 | None = None
+    end: Int64 | None = None
+    count: Int64 | None = None
     detail: dict[str, Any] = {}
 
 
@@ -399,21 +405,21 @@ class Alert(_Event, frozen=True, kw_only=True, tag="alert"):
 
     id: str
     alert: str
-    run: str
-    attempt: int
+    run: Id
+    attempt: Int64
     rule: str
     """Name of the rule or detector settings, unique in the configuration."""
     detector: str
     severity: Severity
     state: AlertState
-    time_us: int
-    opened_us: int
-    resolved_us: int | None = None
+    time_us: Int64
+    opened_us: Int64
+    resolved_us: Int64 | None = None
     metric: str | None = None
-    rank: int | None = None
-    step: int | None = None
+    rank: Int32 | None = None
+    step: Int64 | None = None
     """Step at which it began."""
-    last_step: int | None = None
+    last_step: Int64 | None = None
     """Last step at which it was seen."""
     value: Number | None = None
     expected: Number | None = None
@@ -428,14 +434,14 @@ class DeadLetter(_Event, frozen=True, kw_only=True, tag="dead_letter"):
     """A record that could not be used: where it lies and why."""
 
     topic: str
-    partition: int
-    offset: int
+    partition: Int64
+    offset: Int64
     reason: str
     reader: str
-    time_us: int
+    time_us: Int64
     value: bytes = b""
     """The record's first 64 KiB (base64 in JSON)."""
-    size: int = 0
+    size: Int64 = 0
 
 
 Event: TypeAlias = (
@@ -467,6 +473,7 @@ class _Head(msgspec.Struct):
     v: int = VERSION
 
 
+_LONG = re.compile(rb"[0-9]{20}")
 _HEAD = msgspec.json.Decoder(_Head)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KINDS: dict[str, type[_Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
@@ -490,9 +497,22 @@ def decode(value: bytes) -> Event | Unknown:
         if head.kind not in _DECODERS or head.v > VERSION:
             return Unknown(head.kind, head.v)
         event: Event = _DECODERS[head.kind].decode(value)  # type: ignore[assignment]
+        if _LONG.search(value) and not isinstance(event, ProcessStarted):
+            _check_integers(msgspec.json.decode(value))
         return event
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(f"not an event: {error}") from error
+
+
+def _check_integers(plain: object) -> None:
+    """Free-form settings end up in snapshots, which hold 64 bits. (A run's own config is only passed on.)"""
+    if isinstance(plain, dict):
+        plain = list(plain.values())
+    if isinstance(plain, list):
+        for part in plain:
+            _check_integers(part)
+    elif isinstance(plain, int) and not -(2**63) <= plain < 2**64:
+        raise BadRecord("an integer has more than 64 bits")
 
 
 def kind_of(event: Event) -> str:

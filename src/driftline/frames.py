@@ -26,6 +26,8 @@ from driftline.errors import BadRecord
 FORMAT = "1"
 MAX_NAMES = 32_000
 MAX_NAME_BYTES = 600
+MAX_ID_BYTES = 256
+"""Run and process: they are repeated in every output."""
 NO_STEP = int(np.iinfo(np.int64).min)
 """Stands for "no step" in the arrays of a :class:`Frame` (null on the wire)."""
 
@@ -37,7 +39,8 @@ _FIELDS = [
     pa.field("weight", pa.float64()),
 ]
 SCHEMA = pa.schema(_FIELDS)
-_INT16, _UINT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "u2", "i8", "f8"))
+_RANK_MAX, _SEQ_MAX = 2**31 - 1, 2**63 - 1
+_INT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "i8", "f8"))
 
 
 class Frame(NamedTuple):
@@ -94,7 +97,8 @@ def decode(payload: bytes) -> Frame:
     """The frame in ``payload``.
 
     Raises:
-        BadRecord: not an Arrow stream, another schema, missing metadata, or an index without a name.
+        BadRecord: not an Arrow stream, another schema, missing metadata, damaged buffers, an index
+            without a name, or a name or number beyond its bound.
     """
     try:
         reader = pa.ipc.open_stream(payload)
@@ -103,12 +107,17 @@ def decode(payload: bytes) -> Frame:
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise BadRecord(f"not an Arrow IPC stream with one record batch: {error}") from error
     if not schema.equals(SCHEMA):
-        raise BadRecord(f"frame has other columns than format {FORMAT}: {schema.names}")
+        raise BadRecord(f"frame has other columns than format {FORMAT}: {_columns_of(schema)}")
+    try:
+        batch.validate(full=True)  # what points outside of its buffers would end the process by a signal
+    except pa.ArrowException as error:
+        raise BadRecord(
+            f"frame is damaged, or refers to a metric name that it does not carry: {error}"
+        ) from error
     meta = schema.metadata or {}
     metric, step, time_us, value, weight = batch.columns
     try:
         names = metric.dictionary.to_pylist()
-        indices = _plain(metric, _INT16)
         rank, seq = meta[b"rank"].decode(), int(meta[b"seq"])
         frame = Frame(
             meta[b"run"].decode(),
@@ -116,7 +125,7 @@ def decode(payload: bytes) -> Frame:
             int(rank) if rank else None,
             seq,
             names,
-            indices,
+            _plain(metric, _INT16),
             _steps(step),
             _plain(time_us, _INT64),
             _plain(value, _FLOAT64),
@@ -127,9 +136,11 @@ def decode(payload: bytes) -> Frame:
         raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
     if not frame.run or not frame.process or seq < 0:
         raise BadRecord("frame names no run, no process or a negative seq")
-    # As unsigned numbers, negative indices are too large as well: one pass finds both.
-    if len(indices) and indices.view(_UINT16).max() >= len(names):
-        raise BadRecord("frame refers to a metric name that it does not carry")
+    if len(meta[b"run"]) > MAX_ID_BYTES or len(meta[b"process"]) > MAX_ID_BYTES:
+        raise BadRecord(f"frame names a run or process longer than {MAX_ID_BYTES} bytes")
+    if seq > _SEQ_MAX or not -_RANK_MAX <= (frame.rank or 0) <= _RANK_MAX:
+        raise BadRecord("frame has a seq of more than 64 bits or a rank of more than 32")
+    _check_names(names)
     return frame
 
 
@@ -141,6 +152,23 @@ def format_of(payload: bytes) -> str | None:
         return None
     version: bytes | None = meta.get(b"format")
     return None if version is None else version.decode(errors="replace")
+
+
+def _columns_of(schema: pa.Schema) -> str:
+    try:
+        return ", ".join(schema.names)[:1_000]
+    except UnicodeDecodeError:
+        return "of names that are not UTF-8"
+
+
+def _check_names(names: list[str]) -> None:
+    """All names are there, and none is longer than the format allows."""
+    if None in names:
+        raise BadRecord("frame has a metric without a name")
+    if max(map(len, names), default=0) * 4 <= MAX_NAME_BYTES:
+        return
+    if any(len(name.encode()) > MAX_NAME_BYTES for name in names):
+        raise BadRecord(f"frame has a metric name of more than {MAX_NAME_BYTES} bytes")
 
 
 def _plain(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
