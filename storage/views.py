@@ -107,7 +107,9 @@ _EVAL_CURVES = View(
     SELECT run, suite, metric, step, epoch, value, low, high, stderr, "count" AS n, unit, attempt, checkpoint,
         uri, accepted
     FROM evals WHERE status = 'done' AND metric IS NOT NULL
-    QUALIFY row_number() OVER (PARTITION BY run, suite, metric, step ORDER BY attempt DESC, accepted DESC) = 1
+    QUALIFY row_number() OVER (
+        PARTITION BY run, suite, metric, step, CASE WHEN step IS NULL THEN checkpoint END
+        ORDER BY attempt DESC, accepted DESC) = 1
     """,
 )
 

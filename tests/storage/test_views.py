@@ -252,3 +252,11 @@ def test_ids_that_look_like_sql_are_only_text(store: Any, make: Any) -> None:
     quoted = odd.replace("'", "''")
     assert store.ask("SELECT name FROM runs WHERE run = ?", [odd]) == [(odd,)]
     assert store.ask(f"FROM correlation('{quoted}', '{quoted}', '{quoted}')") == []
+
+
+def test_checkpoints_without_a_step_keep_their_evaluations_apart(store: Any, make: Any) -> None:
+    """A trainer that counts only epochs announces checkpoints without a step: each keeps its point."""
+    for epoch in (1.0, 2.0):
+        saved = events.Checkpoint(digest=f"d{epoch}", uri=f"/c/{epoch}", epoch=epoch)
+        store.put("telemetry", make.accepted(int(epoch), checkpoint=saved))
+    assert store.ask("SELECT step, epoch FROM eval_curves ORDER BY epoch") == [(None, 1.0), (None, 2.0)]
