@@ -74,8 +74,8 @@ class _PromptThread(AIOKafkaConsumerThread):
     """Faust asks the broker to hold an empty fetch for 1.5 s, and aiokafka has one fetch under way at a time.
 
     While records of one partition are worked on, the fetch that is under way asks for the *others*; when they
-    are quiet, the busy partition waits for their next tick: with 8 partitions the worker stood still for half
-    of the time.
+    are quiet, the busy partition can have to wait for their next tick. (From reading the clients; how much it
+    costs was not measured on a quiet machine.)
     """
 
     logger = logging.getLogger("faust.consumer")
