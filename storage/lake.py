@@ -16,9 +16,9 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import deltalake
@@ -33,7 +33,7 @@ COMPACT_FILES = 32
 """A table is compacted when it has so many more files than after the last compaction: each file in a table
 costs every commit about 0.25 ms [measured], so without it the 200th flush took six times the first."""
 KEEP_HOURS = 1
-"""Files that compaction replaced stay so long for readers that still use them."""
+"""Files that compaction or deletion replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
 _ROW_GROUP = 256 * 1024
 _BAD_CHARACTERS = frozenset("[]^|\\%")
@@ -126,23 +126,63 @@ class Lake:
         Rows and positions stay, and for ``keep_hours`` the old files of running readers. Does nothing while
         another process compacts the table. Raises Unavailable if the folder cannot be written.
         """
-        handle = self._handles[name]
-        count = len(handle.file_uris())
-        if count - self._compacted[name] < at_least:
+        if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
             return False
-        try:
-            with _only_compactor(self.root / name) as alone:
-                if not alone:
-                    return False
-                handle = self._handles[name] = DeltaTable(str(self.root / name))
-                handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=writer_properties(name))
-            handle.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
-        except CommitFailedError:
-            self._handles[name] = self._open(name)  # someone else changed the files: fine
-        except (DeltaError, OSError) as error:
-            raise Unavailable(f"table {name} in {self.root} cannot be compacted: {error}") from error
+        properties = writer_properties(name)
+        done = self._rewrite(
+            name,
+            "compacted",
+            lambda handle: handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties),
+        )
+        if done is None:
+            return False
+        self.vacuum(name, keep_hours=keep_hours)
         self._compacted[name] = len(self._handles[name].file_uris())
         return True
+
+    def delete(self, name: TableName, predicate: str) -> int:
+        """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
+
+        Files that lose all their rows go, files that lose some are written anew; positions stay, and the old
+        files until :meth:`vacuum`. Does nothing while another process compacts the table or deletes from it,
+        or if it commits meanwhile. Raises Unavailable if the folder cannot be written; then all rows stay.
+        """
+        properties = writer_properties(name)
+        done = self._rewrite(
+            name, "rid of old rows", lambda handle: handle.delete(predicate, writer_properties=properties)
+        )
+        self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
+        return int((done or {}).get("num_deleted_rows", 0))
+
+    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> None:
+        """Removes files that the table has not used for ``keep_hours``. Raises Unavailable if it cannot."""
+        handle = self._handles[name]
+        try:
+            if handle.vacuum(keep_hours, dry_run=True, enforce_retention_duration=False):
+                handle.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+        except CommitFailedError:
+            self._handles[name] = self._open(name)
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be rid of old files: {error}") from error
+
+    def _rewrite(
+        self, name: TableName, what: str, rewrite: Callable[[DeltaTable], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What ``rewrite`` gives of the table as it is now, while nobody else may rewrite it.
+
+        None if somebody else does so now, empty if a commit of somebody else came in between.
+        """
+        try:
+            with _only_rewriter(self.root / name) as alone:
+                if not alone:
+                    return None
+                handle = self._handles[name] = DeltaTable(str(self.root / name))
+                return rewrite(handle)
+        except CommitFailedError:
+            self._handles[name] = self._open(name)  # someone else changed the files: fine
+            return {}
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be {what}: {error}") from error
 
     def _open(self, name: TableName) -> DeltaTable:
         path = self.root / name
@@ -166,8 +206,8 @@ class Lake:
 
 
 @contextlib.contextmanager
-def _only_compactor(folder: Path) -> Iterator[bool]:
-    """Whether nobody else compacts the table; if so, nobody does until the end of the block.
+def _only_rewriter(folder: Path) -> Iterator[bool]:
+    """Whether nobody else compacts the table or deletes from it; if so, nobody does until the block ends.
 
     delta-rs 1.6.6 lets two compactions of the same files both land, and then every row is there twice; nor
     does it keep a compaction's application transactions [measured]. So each takes this lock and then loads
@@ -183,7 +223,7 @@ def _only_compactor(folder: Path) -> Iterator[bool]:
 
 
 def writer_properties(name: TableName) -> WriterProperties:
-    """How files of the table are written: no statistics on float columns, on append and in compaction."""
+    """How files of the table are written: no statistics on float columns, whoever writes them."""
     columns = {}
     for column in TABLES[name].columns:
         statistics: Literal["CHUNK", "NONE"] = "CHUNK" if sorts_well(column) else "NONE"

@@ -9,10 +9,12 @@ sink reads all partitions. A second one on the same tables does no harm and no g
 the other start again.
 
 A table that got no rows is moved on by an empty commit every ``EMPTY_US`` and at the end. Ticks alone wait
-that long too. On SIGTERM or Ctrl-C the sink first reads what the topics held at that moment (at most
-``CATCH_UP_US``), commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the
-reading. So stop the producers and stream workers first, the sink last. Told to stop while broker or disk are
-away, it tries once more and says if something stays for the next sink.
+that long too. Every hour it deletes what ``storage.retention`` no longer keeps (:mod:`.upkeep`).
+
+On SIGTERM or Ctrl-C the sink first reads what the topics held at that moment (at most ``CATCH_UP_US``),
+commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the reading. So stop the
+producers and stream workers first, the sink last. Told to stop while broker or disk are away, it tries once
+more and says if something stays for the next sink.
 
 Broker away: one line, then tries again until it answers. Folder not writable at start: one line, exit code 2.
 Disk full or a failed write later: one line, nothing is committed, tries again.
@@ -29,22 +31,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import duckdb
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
-from driftline import admin, events
+from driftline import admin
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.connection import kafka_python
-from driftline.errors import BadData, BadRecord, SettingsError, Unavailable
+from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.records import Record
 from driftline.settings import Settings
-from driftline.storage import catalog
+from driftline.storage.dead_letters import DeadLetters
 from driftline.storage.lake import App, Conflict, Lake
 from driftline.storage.resume import read_seen
 from driftline.storage.rows import Rows, Source
 from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
-from driftline.topics import TopicName
+from driftline.storage.upkeep import Upkeep
 
 EMPTY_US = 30 * SECOND_US
 CATCH_UP_US = 15 * SECOND_US
@@ -56,9 +57,6 @@ _QUIET_US = 10 * SECOND_US
 _POLL_MS = 200
 _POLL_RECORDS = 4_000
 _MAX_WAITING_BYTES = 256 * 1024 * 1024
-_END_COMPACT_BYTES = 256 * 1024 * 1024
-"""Larger tables are not compacted at the end, so that stopping takes seconds."""
-_DEAD_LETTER_BYTES = 64 * 1024
 
 Say = Callable[[str], None]
 
@@ -129,7 +127,6 @@ class Sink:
         self._lake = Lake(settings.storage.root)
         self._fresh = True
         """The lake was not read from since it was loaded."""
-        catalog.clean(self._lake.root)
         self._rows = Rows()
         self._sources: dict[str, Source] = {}
         self._reached: dict[tuple[str, int], int] = {}
@@ -138,15 +135,15 @@ class Sink:
         self._floors: dict[tuple[str, int], dict[TableName, int]] = {}
         """Partitions of which some tables are ahead, with how far."""
         self._counts: Counter[str] = Counter()
-        self._dead: list[events.DeadLetter] = []
+        self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
+        self._dead = DeadLetters(settings.kafka, clock)
         now = clock.steady_us()
         self._waiting_since: int | None = None
-        self._last_empty = self._last_health = self._last_catalog = now
+        self._last_empty = self._last_health = now
         self._last_said: Counter[str] = Counter()
         self._last_heard = now
         self._behind = 0
         """Records that the topics had and we had not, when last looked."""
-        self._changed = True
         self._trouble: str | None = None
 
     # --- life ----------------------------------------------------------------------------------------------
@@ -169,7 +166,8 @@ class Sink:
                 self._wait(f"another sink writes the same tables: {error}", stopping)
         if not done:
             self._say("sink: stopped before all was stored; the next sink goes on where this one stood")
-        self._end()
+        self._upkeep.finish()
+        self._health()
 
     def _session(self, stopping: _Stopping) -> None:
         """From connecting to the end or the first trouble."""
@@ -182,19 +180,6 @@ class Sink:
             self._catch_up(consumer, stopping)
             self._behind = _lag(consumer)
             self._commit(empty=True)
-
-    def _end(self) -> None:
-        """What is left to do when nothing is read any more: rows are safe already."""
-        self._write_catalog()
-        for name in TABLE_NAMES:
-            try:
-                if self._lake.size(name) <= _END_COMPACT_BYTES:
-                    self._changed |= self._lake.compact(name, at_least=2)
-            except Unavailable as error:
-                self._say(f"sink: {error}")
-        if self._changed:
-            self._write_catalog()
-        self._health()
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
         """One line for a new trouble, then a pause, unless told to stop."""
@@ -232,7 +217,8 @@ class Sink:
         self._fresh = False
         topics = self._kafka.topics
         self._sources = {topics[name]: Source(name, uuids[topics[name]]) for name in FEEDS}
-        self._reached, self._committed, self._floors, self._dead = {}, {}, {}, []
+        self._reached, self._committed, self._floors = {}, {}, {}
+        self._dead.forget()
         spots = [TopicPartition(topic, p) for topic in self._sources for p in range(self._kafka.partitions)]
         consumer.assign(spots)
         oldest = consumer.beginning_offsets(spots)
@@ -303,7 +289,7 @@ class Sink:
             record = Record(spot.partition, raw.offset, raw.timestamp, raw.value)
             bad = self._rows.add(source, record, floors)
             if bad is not None:
-                self._dead.append(self._dead_letter(source.topic, record, bad))
+                self._dead.add(source.topic, record, bad)
         self._reached[key] = found[-1].offset
         if floors and found[-1].offset >= max(floors.values()):
             del self._floors[key]
@@ -322,7 +308,8 @@ class Sink:
     # --- writing -------------------------------------------------------------------------------------------
 
     def _on_time(self, consumer: Any) -> None:
-        """Commits, the catalog and the health line, each when it is due."""
+        """Retention, commits, the catalog and the health line, each when it is due."""
+        self._upkeep.expire(self._sources[self._kafka.topics["telemetry"]].uuid, self._kafka.partitions)
         now = self._clock.steady_us()
         if self._rows.pressing and self._waiting_since is None:
             self._waiting_since = now
@@ -331,17 +318,15 @@ class Sink:
         full = self._rows.waiting >= self._storage.commit_rows or self._rows.bytes > _MAX_WAITING_BYTES
         if late or full or empty:
             self._commit(empty=empty)
-            for name in TABLE_NAMES:
-                self._changed |= self._lake.compact(name)
-        if self._changed and now - self._last_catalog >= self._storage.catalog_us:
-            self._write_catalog()
+            self._upkeep.compact()
+        self._upkeep.renew_catalog()
         if now - self._last_health >= _HEALTH_US:
             self._behind = _lag(consumer)
             self._health()
 
     def _commit(self, *, empty: bool) -> None:
         """Commits what waits; with ``empty`` also moves on the tables that got no rows."""
-        self._send_dead_letters()
+        self._dead.send()
         tables = self._rows.take()
         self._waiting_since = None
         for name in TABLE_NAMES:
@@ -358,7 +343,8 @@ class Sink:
                 )
                 self._counts["commits"] += 1
                 self._counts["rows"] += rows.num_rows if rows is not None else 0
-                self._changed |= rows is not None
+                if rows is not None:
+                    self._upkeep.changed()
                 for (topic, partition), (_, after) in moves.items():
                     self._committed[name, topic, partition] = after
         if empty:
@@ -373,49 +359,6 @@ class Sink:
                 moves[spot] = (before, reached)
         return moves
 
-    def _write_catalog(self) -> None:
-        self._changed, self._last_catalog = False, self._clock.steady_us()
-        try:
-            catalog.write(self._lake.root, {name: self._lake.files(name) for name in TABLE_NAMES})
-        except (duckdb.Error, OSError) as error:
-            self._counts["catalog_errors"] += 1
-            self._say(f"sink: {catalog.CATALOG} was not renewed (rows are safe): {error}")
-
-    # --- dead letters and health ---------------------------------------------------------------------------
-
-    def _dead_letter(self, topic: TopicName, record: Record, bad: BadRecord) -> events.DeadLetter:
-        value = record.value or b""
-        return events.DeadLetter(
-            topic=topic,
-            partition=record.partition,
-            offset=record.offset,
-            reason=str(bad),
-            reader="sink",
-            time_us=self._clock.now_us(),
-            value=value[:_DEAD_LETTER_BYTES],
-            size=len(value),
-        )
-
-    def _send_dead_letters(self) -> None:
-        """Sends before the commit that passes them: at least once. Raises KafkaError."""
-        if not self._dead:
-            return
-        producer = KafkaProducer(
-            client_id="driftline-sink",
-            allow_auto_create_topics=False,
-            bootstrap_timeout_ms=5_000,
-            max_block_ms=10_000,
-            **kafka_python(self._kafka),
-        )
-        try:
-            topic = self._kafka.topics["dead-letter"]
-            sent = [producer.send(topic, events.encode(letter), partition=0) for letter in self._dead]
-            for future in sent:
-                future.get(timeout=20)
-            self._dead = []
-        finally:
-            producer.close(timeout=5)
-
     def _health(self) -> None:
         """One line of counters, if any of them moved."""
         self._last_health = self._clock.steady_us()
@@ -424,7 +367,7 @@ class Sink:
             return
         self._last_said = counts
         named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
-        rare = ("gaps", "conflicts", "catalog_errors")
+        rare = ("rows expired", "gaps", "conflicts", "catalog_errors")
         shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]
         self._say(
             "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])

@@ -83,11 +83,10 @@ class Storage(Block, frozen=True, kw_only=True):
     retention: Annotated[
         int | None,
         Key(
-            "Samples, the log and evaluated items older than this are deleted; windows, alerts, evaluations "
-            "and facts stay. Absent: everything is kept.",
+            "Samples, the log and evaluated items older than this are deleted, by the sink, every hour; "
+            "windows, alerts, evaluations and facts stay. Absent: everything is kept.",
             "duration",
             low=60_000_000,
-            not_yet="nothing is deleted so far",
         ),
     ] = _STORAGE.retention_us
     commit: Annotated[

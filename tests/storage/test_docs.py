@@ -37,7 +37,7 @@ The first and the third read the tables' own logs and so always show what is com
 folder was moved. `catalog.duckdb` is renewed by the sink every few seconds, names files by absolute paths and
 needs nothing of driftline. Polars, Spark, pandas and others read the tables as Delta Lake tables
 (`deltalake.DeltaTable("driftline-data/samples")`). Do not read `*.parquet` of a folder directly: files that a
-compaction replaced lie there for an hour, and their rows would count twice.
+compaction or deletion replaced lie there for an hour, and their rows would count twice.
 
 Times are UTC instants (`TIMESTAMPTZ`, microseconds): the same in every reader's time zone; `utc_day(time)` is the
 UTC date of one. NaN and infinities are data: `isnan(value)` finds them, means leave them out, and in comparisons
@@ -48,6 +48,12 @@ in `windows`, `facts` and `alerts`, with `ordinal`, which telemetry record cause
 Rows appear at most `storage.commit` after they reached the broker, exactly once, also after kill -9 of the sink.
 What a process sent twice is in `log`, marked `duplicate`, and nowhere else. Deleting a topic and making it anew
 keeps the old rows: positions speak of the topic's UUID.
+
+With `storage.retention` the sink deletes, soon after its start and then every hour, the rows of `samples` whose
+`time`, of `log` whose `received` and of `eval_items` whose evaluation's acceptance is longer ago. Of `log` the
+newest stored row of each process stays, so that what it sends again is still known and its run stays in `runs`.
+All other tables are kept. `curves`, `slowest_ranks` and the samples of `run_summary` speak of what is left;
+`trends` and `eval_curves` stay whole.
 
 The examples below are answered from a small run of two ranks, made by `tests/storage/test_docs.py`, which also
 checks this page.

@@ -1,0 +1,107 @@
+"""What a sink does for its tables beside appending: few files, no expired rows, a fresh ``catalog.duckdb``.
+
+Retention (``storage.retention``) is done ``FIRST_US`` after the start and then every ``EVERY_US``, whether or
+not rows arrive. What fails there (a full disk) is one line, stops nothing, and is tried again after
+``RETRY_US``; it comes before the commits, since it may be what frees the disk.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import duckdb
+
+from driftline.clock import SECOND_US, Clock
+from driftline.errors import Unavailable
+from driftline.settings import StorageSettings
+from driftline.storage import catalog, retention
+from driftline.storage.lake import Lake
+from driftline.storage.tables import TABLE_NAMES, TableName
+
+FIRST_US = 10 * SECOND_US
+EVERY_US = 3600 * SECOND_US
+RETRY_US = 600 * SECOND_US
+_END_COMPACT_BYTES = 256 * 1024 * 1024
+"""Larger tables are not compacted at the end, so that stopping takes seconds."""
+
+
+class Upkeep:
+    """Keeps one lake. ``counts`` gets "rows expired" and "catalog_errors"; ``say`` one line per trouble."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        storage: StorageSettings,
+        *,
+        counts: Counter[str],
+        say: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        self._lake = lake
+        self._storage = storage
+        self._counts = counts
+        self._say = say
+        self._clock = clock
+        self._last_catalog = clock.steady_us()
+        self._next_expiry = self._last_catalog + FIRST_US
+        self._changed = True
+        catalog.clean(lake.root)
+
+    def changed(self) -> None:
+        """To be called after rows were committed: the catalog lacks their files."""
+        self._changed = True
+
+    def compact(self) -> None:
+        """Compacts what became too many files. Raises Unavailable if the folder cannot be written."""
+        for name in TABLE_NAMES:
+            self._changed |= self._lake.compact(name)
+
+    def expire(self, telemetry_uuid: str, partitions: int) -> None:
+        """Deletes what has expired, if it is time to (see :mod:`driftline.storage.retention`)."""
+        now = self._clock.steady_us()
+        if now < self._next_expiry:
+            return
+        self._next_expiry = now + EVERY_US
+        before = retention.cutoff(self._storage.retention_us, self._clock.now_us())
+        if before is None:
+            return
+        for name in retention.EXPIRING:
+            try:
+                for predicate in retention.predicates(self._lake, name, before, telemetry_uuid, partitions):
+                    self._delete(name, predicate)
+                self._lake.vacuum(name)
+            except (Unavailable, duckdb.Error) as error:
+                line = str(error).partition("\n")[0]
+                self._say(f"sink: old rows of {name} stay for now, trying again in 10 minutes: {line}")
+                self._next_expiry = now + RETRY_US
+
+    def _delete(self, name: TableName, predicate: str) -> None:
+        deleted = self._lake.delete(name, predicate)
+        self._counts["rows expired"] += deleted
+        self._changed |= deleted > 0
+
+    def renew_catalog(self) -> None:
+        """Writes the catalog if files changed and the last one is old enough."""
+        if self._changed and self._clock.steady_us() - self._last_catalog >= self._storage.catalog_us:
+            self._write_catalog()
+
+    def finish(self) -> None:
+        """At the end, when rows are safe: the catalog, few files, and the catalog of those."""
+        self._write_catalog()
+        for name in TABLE_NAMES:
+            try:
+                if self._lake.size(name) <= _END_COMPACT_BYTES:
+                    self._changed |= self._lake.compact(name, at_least=2)
+            except Unavailable as error:
+                self._say(f"sink: {error}")
+        if self._changed:
+            self._write_catalog()
+
+    def _write_catalog(self) -> None:
+        self._changed, self._last_catalog = False, self._clock.steady_us()
+        try:
+            catalog.write(self._lake.root, {name: self._lake.files(name) for name in TABLE_NAMES})
+        except (duckdb.Error, OSError) as error:
+            self._counts["catalog_errors"] += 1
+            self._say(f"sink: {catalog.CATALOG} was not renewed (rows are safe): {error}")
