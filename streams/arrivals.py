@@ -61,12 +61,15 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
         "step": np.where(batch.step == frames.NO_STEP, 0, batch.step) // attempt.axes["step"].plan.pane,
     }
     valid = {axis: _valid(batch, axis, panes[axis]) for axis in AXES}
-    if len(arrivals) > 1 and not all(attempt.axes[a].open.room(panes[a][valid[a]]) for a in AXES):
+    ahead = batch.time_us > _per_frame(arrivals, skew_us)[batch.frame]
+    far: dict[Axis, Bool] = {"time": ahead, "step": np.zeros(len(ahead), np.bool_)}
+    if len(arrivals) > 1 and not all(
+        attempt.axes[a].open.room(panes[a][valid[a]], far[a][valid[a]]) for a in AXES
+    ):
         half = len(arrivals) // 2
         take(moment, attempt, arrivals[:half], skew_us)
         take(moment, attempt, arrivals[half:], skew_us)
         return
-    ahead = batch.time_us > _per_frame(arrivals, skew_us)[batch.frame]
     _tell_ahead(moment, attempt, batch, ahead & valid["time"])
     reach: dict[Axis, tuple[list[int], list[int]]] = {
         "time": _reach(batch.time_us, valid["time"] & ~ahead, batch.starts),
@@ -74,7 +77,7 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
     }
     before, closings = _follow(moment, attempt, arrivals, reach)
     for axis in AXES:
-        _fold(moment, attempt, axis, batch, panes[axis], valid[axis], before[axis])
+        _fold(moment, attempt, axis, batch, panes[axis], valid[axis], far[axis], before[axis])
     _in_order(moment, attempt, batch, closings)
 
 
@@ -170,6 +173,7 @@ def _fold(
     batch: _Batch,
     pane: I64,
     valid: Bool,
+    ahead: Bool,
     before: I64,
 ) -> None:
     axis = attempt.axes[name]
@@ -179,9 +183,9 @@ def _fold(
         _count_late(attempt, name, batch, late)
         moment.state.count(f"late_{name}", int(late.sum()))
         fits &= ~late
-    if len(batch.arrivals) == 1 and not axis.open.room(pane[fits]):
+    if len(batch.arrivals) == 1 and not axis.open.room(pane[fits], ahead[fits]):
         chosen = np.flatnonzero(fits)
-        fits[chosen] = axis.open.fitting(pane[chosen])
+        fits[chosen] = axis.open.fitting(pane[chosen], ahead[chosen])
     if not fits.all():
         _refuse(moment, attempt, name, batch, fits | late)
     _add(attempt, axis.open, pane, batch, fits)

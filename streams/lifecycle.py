@@ -332,14 +332,27 @@ def expire(moment: Moment, config: PipelineConfig) -> bool:
     for name in old:
         process = run.processes.pop(name)
         run.attempts[process.attempt].leave(process.number)
-    if old:
-        homes = {p.attempt for p in run.processes.values()}
-        for number in sorted(run.attempts):
-            if number != run.current and number not in homes:
-                if not run.attempts[number].finished:
-                    finish(moment, run.attempts[number], config)
-                del run.attempts[number]
+    _forget_attempts(moment, config, some_left=bool(old))
     return False
+
+
+def _forget_attempts(moment: Moment, config: PipelineConfig, *, some_left: bool) -> None:
+    """Drops attempts without a process: at once those that rewinds leave behind (a run may rewind for days).
+
+    The last one before the current is kept as long as processes stay: its world is compared with the next.
+    """
+    run = moment.run
+    if not some_left and len(run.attempts) <= 2:
+        return
+    homes = {p.attempt for p in run.processes.values()}
+    for number in sorted(run.attempts):
+        attempt = run.attempts[number]
+        if number == run.current or number in homes:
+            continue
+        if some_left or (attempt.finished and number < run.current - 1):
+            if not attempt.finished:
+                finish(moment, attempt, config)
+            del run.attempts[number]
 
 
 # --- configuration -----------------------------------------------------------------------------------------

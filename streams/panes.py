@@ -100,21 +100,29 @@ class OpenPanes:
         """[slot, series] -> row of ``cells``, -1 where there is none."""
         self._next = 0
 
-    def room(self, panes: I64) -> bool:
-        """Whether samples of these panes fit, whatever is open by then."""
-        if len(self.slots) + len(panes) <= MAX_OPEN_PANES:
+    def room(self, panes: I64, ahead: npt.NDArray[np.bool_]) -> bool:
+        """Whether samples of these panes fit, whatever is open by then; ``ahead``: which are dated ahead."""
+        if not len(panes):
             return True
-        if int(panes.max()) - int(panes.min()) + 1 + len(self.slots) <= MAX_OPEN_PANES:
+        limit = MAX_OPEN_PANES // 2 if ahead.any() else MAX_OPEN_PANES
+        if len(self.slots) + len(panes) <= limit:
+            return True
+        if int(panes.max()) - int(panes.min()) + 1 + len(self.slots) <= limit:
             return True
         new = set(np.unique(panes).tolist()) - self.slots.keys()
-        return len(self.slots) + len(new) <= MAX_OPEN_PANES
+        return not new or len(self.slots) + len(new) <= limit
 
-    def fitting(self, panes: I64) -> npt.NDArray[np.bool_]:
-        """Which samples fit: new panes are let in in the order of the log until the bound is reached."""
+    def fitting(self, panes: I64, ahead: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which samples fit: new panes are let in in the order of the log until the bound is reached.
+
+        Samples dated ahead open none once half of the bound is used: else one host whose clock runs hours
+        ahead would leave no room for the honest ones.
+        """
         known = set(self.slots)
         fits = np.zeros(len(panes), np.bool_)
-        for at, pane in enumerate(panes.tolist()):
-            if pane in known or len(known) < MAX_OPEN_PANES:
+        for at, (pane, is_ahead) in enumerate(zip(panes.tolist(), ahead.tolist(), strict=True)):
+            limit = MAX_OPEN_PANES // 2 if is_ahead else MAX_OPEN_PANES
+            if pane in known or len(known) < limit:
                 known.add(pane)
                 fits[at] = True
         return fits

@@ -1,0 +1,43 @@
+"""What goes on for days stays bounded, and one odd clock takes nothing from the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from driftline import events
+from driftline.config import PipelineConfig, WindowSpec
+from driftline.streams import panes
+
+SECOND = 1_000_000
+
+
+def test_a_clock_that_runs_ahead_leaves_room_for_honest_samples(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is ahead by more panes than may be open: its own samples are refused, nobody else's."""
+    monkeypatch.setattr(panes, "MAX_OPEN_PANES", 40)
+    log.configure(PipelineConfig(windows=[WindowSpec("time", SECOND, SECOND)]))
+    whole: list[Any] = []
+    for second in range(100):
+        log.frame([("x", None, (second + 1_000) * SECOND, 1.0, 1.0)], process="ahead", at_us=second * SECOND)
+        log.frame([("x", None, second * SECOND, 1.0, 1.0)], process="honest", rank=1)
+        whole += log.tick(second * SECOND)
+    for process in ("ahead", "honest"):
+        log.event(events.ProcessEnded, process=process)
+    honest = [row for row in log.rows(axis="time") if row["start"] < 1_000 * SECOND]
+    assert [row["count"] for row in honest] == [1] * 100
+    assert 0 < log.state.counters["refused_time"] < 100
+    state = log.pipeline.fresh("uuid", 0)
+    assert log.pipeline.step(state, log.records) == log.outputs
+
+
+def test_attempts_that_rewinds_leave_behind_are_let_go(log: Any) -> None:
+    for second in range(30):
+        log.frame([("loss", second, second * SECOND, 1.0, 1.0)], at_us=second * SECOND)
+        log.event(events.RunRewound, step=0)
+        log.tick(second * SECOND)
+    assert len(log.state.runs["r"].attempts) <= 3
+    assert len(log.facts("attempt_started")) == 30
+    assert {row["attempt"] for row in log.rows()} == set(range(30))
