@@ -57,6 +57,8 @@ def run_core(core: Core[Any], settings: Settings, *, role: str, config_body: byt
         return 2
     except KeyboardInterrupt:
         return 0
+    except ModuleNotFoundError:
+        raise  # the extra is not installed: the command line says which one
     except Exception:
         log.exception("stopped by an error that should not happen; please report it")
         return 1

@@ -45,7 +45,15 @@ def connect(settings: KafkaSettings) -> KafkaAdminClient:
             **kafka_python(settings),
         )
     except KafkaError as error:
-        raise Unavailable(f"no broker answers at {settings.bootstrap}: {error!r}") from error
+        raise no_broker(settings, error) from error
+
+
+def no_broker(settings: KafkaSettings, error: Exception) -> Unavailable:
+    """What to say where nothing answers, with the remedy."""
+    return Unavailable(
+        f"no broker answers at {settings.bootstrap}: {error!r} (DRIFTLINE_BOOTSTRAP or --bootstrap names "
+        "another one; `driftline broker` starts one for a first look)"
+    )
 
 
 def is_embedded(settings: KafkaSettings) -> bool:

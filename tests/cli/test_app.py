@@ -204,3 +204,27 @@ def test_config_show_prints_a_file_that_can_be_used(tmp_path: Path) -> None:
 
 def test_version() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", runner.invoke(app, ["version"]).output)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("streams", "streams"), ("scheduler", "streams"), ("sink", "storage"), ("demo", "all")],
+)
+def test_a_role_without_its_extra_names_it_in_one_line(command: str, extra: str, tmp_path: Path) -> None:
+    """Exit code 2, no trace: a supervisor should not start it again."""
+    program = """
+import importlib.abc, sys
+class Base(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in ("faust", "mode", "aiokafka", "deltalake", "duckdb", "torch"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Base())
+from driftline.cli import main
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"pip install 'driftline[{extra}]'" in ended.stderr

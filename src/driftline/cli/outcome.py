@@ -59,6 +59,7 @@ def _code(command: Callable[[], int], *, name: str, debug: bool) -> int:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             return _unexpected(name, error, debug)
+        extra = "all" if name == "demo" else extra
         text = f"needs {error.name}, which is not installed: pip install 'driftline[{extra}]'"
         return _fail(name, text, 2, debug)
     except Exception as error:  # noqa: BLE001  the last line of defence: a person gets one line

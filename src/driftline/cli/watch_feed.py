@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driftline.admin import is_embedded
+from driftline.admin import is_embedded, no_broker
 from driftline.cli.watch_state import WATCHED, WatchState
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import Unavailable
@@ -56,7 +56,7 @@ class Feed:
                 metadata_max_age_ms=5_000,
             )
         except (KafkaError, OSError) as error:
-            raise Unavailable(f"no broker answers at {settings.bootstrap}: {error!r}") from error
+            raise no_broker(settings, error) from error
         self._found: set[str] = set()
 
     def poll(self, state: WatchState, timeout_s: float) -> int:
