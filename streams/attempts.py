@@ -24,6 +24,10 @@ MAX_PROCESSES = 65_536
 """Per run."""
 
 
+MapKey = tuple[str | int | None, ...]
+"""The rank and the names of a frame: what its series depend on, beside the process."""
+
+
 @dataclass(slots=True)
 class Process:
     """One SDK process as the log shows it."""
@@ -43,7 +47,7 @@ class Process:
     idle: bool = False
     ahead: bool = False
     """A sample dated ahead was told of."""
-    maps: dict[tuple[str, ...], FrameMap] = field(default_factory=dict)
+    maps: dict[MapKey, FrameMap] = field(default_factory=dict)
 
 
 class AxisState:

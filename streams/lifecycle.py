@@ -39,6 +39,8 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
     if known is not None:  # its frames came first, or this is a duplicate
         if counts(moment, known, event.seq):
             known.role, known.host = event.role, event.host
+            known.rank = event.rank if known.rank is None else known.rank
+            known.maps.clear()
         return
     if len(run.processes) >= MAX_PROCESSES:
         moment.state.count("records_of_refused_processes")

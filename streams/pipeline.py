@@ -132,7 +132,7 @@ class Pipeline:
             return
         state.count("samples", size)
         attempt = run.attempts[process.attempt]
-        key = tuple(frame.names)
+        key = (frame.rank, *frame.names)
         found = process.maps.get(key)
         if found is None:
             found, pairs = processes.map_names(state.config, attempt, process, frame, key)

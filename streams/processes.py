@@ -9,7 +9,16 @@ import numpy as np
 from driftline import frames
 from driftline.config import PipelineConfig
 from driftline.streams.aggregates import I64
-from driftline.streams.attempts import MAX_PROCESSES, MAX_RUNS, Attempt, PartitionState, Process, Run, seat_of
+from driftline.streams.attempts import (
+    MAX_PROCESSES,
+    MAX_RUNS,
+    Attempt,
+    MapKey,
+    PartitionState,
+    Process,
+    Run,
+    seat_of,
+)
 from driftline.streams.closing import Moment
 from driftline.streams.dedup import admit
 from driftline.streams.outputs import Outbox
@@ -139,7 +148,7 @@ def first_frame(run: Run, frame: frames.Frame) -> Process | None:
 
 
 def map_names(
-    config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame, key: tuple[str, ...]
+    config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame, key: MapKey
 ) -> tuple[FrameMap, list[tuple[int, int]]]:
     """The series of a frame's names, and the (series, process) pairs that are new with it.
 

@@ -41,3 +41,20 @@ def test_attempts_that_rewinds_leave_behind_are_let_go(log: Any) -> None:
     assert len(log.state.runs["r"].attempts) <= 3
     assert len(log.facts("attempt_started")) == 30
     assert {row["attempt"] for row in log.rows()} == set(range(30))
+
+
+def test_groups_follow_what_a_process_says_whenever_its_state_was_saved(log: Any) -> None:
+    """A rank that changes, or a host that is told late, gives the same series with and without a restart."""
+    log.configure(PipelineConfig(windows=[WindowSpec("step", 1, 1)], per_rank=["x"], per_host=["x"]))
+    log.frame([("x", 0, 0, 1.0, 1.0)], rank=0)
+    log.frame([("x", 1, 0, 1.0, 1.0)], rank=1)
+    log.event(events.ProcessStarted, rank=1, host="a")
+    log.frame([("x", 2, 0, 1.0, 1.0)], rank=1)
+    log.event(events.ProcessEnded)
+    groups = sorted((row["start"], row["group"]) for row in log.rows() if row["group"])
+    assert groups == [(0, "rank=0"), (1, "rank=1"), (2, "host=a"), (2, "rank=1")]
+    state, outputs = log.pipeline.fresh("uuid", 0), []
+    for record in log.records:
+        outputs += log.pipeline.step(state, [record])
+        state = log.pipeline.load(log.pipeline.dump(state))
+    assert outputs == log.outputs
