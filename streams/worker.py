@@ -67,11 +67,9 @@ def run_core(core: Core[Any], settings: Settings, *, role: str, config_body: byt
 
 async def _run(core: Core[Any], settings: Settings, role: str, config_body: bytes) -> None:
     """Starts the shell, and again whenever the broker (or what it says) went away."""
-    from driftline.streams.shell.aio_kafka import lend_lz4
     from driftline.streams.shell.health import Health
     from driftline.streams.shell.shell import Shell
 
-    lend_lz4()
     stop = asyncio.Event()
     health = Health()
     with _stop_on_signals(stop):
