@@ -32,6 +32,8 @@ from driftline.settings_read import fields
 from driftline.settings_schema import Block, Detector, File, Kafka, Window
 
 PANES_MAX = 10_000
+STEPS_MAX = 1_000_000_000
+"""The longest window on the step axis; its ends must fit 64 bits beside any step."""
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z_][\w.-]*")
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]{0,200}")
@@ -127,6 +129,7 @@ def _kafka(entry: Kafka, where: Where) -> KafkaSettings:
     if entry.sasl_mechanism and not sasl:
         remedy = f"has no effect with {entry.security_protocol}: set security_protocol to SASL_SSL"
         raise SettingsError(where("kafka.sasl_mechanism"), entry.sasl_mechanism, remedy)
+    _check_certificates(entry, where)
     return KafkaSettings(
         bootstrap=",".join(servers),
         prefix=entry.prefix,
@@ -140,6 +143,17 @@ def _kafka(entry: Kafka, where: Where) -> KafkaSettings:
         ssl_certfile=entry.ssl_certfile,
         ssl_keyfile=entry.ssl_keyfile,
     )
+
+
+def _check_certificates(entry: Kafka, where: Where) -> None:
+    """The Kafka client would only say, for ever, that no broker answers."""
+    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
+        file = getattr(entry, name)
+        try:
+            if file is not None:
+                Path(file).open("rb").close()
+        except (OSError, ValueError) as error:
+            raise SettingsError(where(f"kafka.{name}"), file, f"cannot be read: {error}") from None
 
 
 def _password(entry: Kafka, where: Where) -> str | None:
@@ -229,6 +243,8 @@ def _length(axis: str, value: int | str, key: str) -> int:
         raise SettingsError(key, value, remedy) from None
     if length < 1:
         raise SettingsError(key, value, "write something above 0")
+    if axis == "step" and length > STEPS_MAX:
+        raise SettingsError(key, value, f"write at most {STEPS_MAX:,} steps")
     return length
 
 

@@ -49,7 +49,10 @@ class Tree(NamedTuple):
 
 def read(path: Path | None, env: Mapping[str, str]) -> Tree:
     """The merged tree. Raises SettingsError."""
-    tree = _hoist(_parse_file(path) if path else {})
+    try:
+        tree = _hoist(_parse_file(path) if path else {})
+    except RecursionError:
+        raise SettingsError("", None, f"{path}: an alias refers to itself, or nested too deeply") from None
     for name in sorted(env):
         key = _key_of(name, env)
         if key:

@@ -117,6 +117,10 @@ CASES = [
     ("- a", "", "map of keys"),
     ("just text", "", "map of keys"),
     ("x: &x [*x]", "x", "no such key"),
+    ("x: &x {y: *x}", "", "refers to itself"),
+    ("windows: [{axis: step, size: 9999999999999999999999}]", "windows[0].size", "at most 1,000,000,000"),
+    ("kafka: {security_protocol: SSL, ssl_cafile: /nowhere/ca.pem}", "kafka.ssl_cafile", "cannot be read"),
+    ("kafka: {security_protocol: SSL, ssl_keyfile: /}", "kafka.ssl_keyfile", "cannot be read"),
     (
         "evaluation: {suites: [{target: 'm:a', settings: {a: &a [*a]}}]}",
         "evaluation.suites[0]",
