@@ -95,7 +95,7 @@ class Runner:
         except Changed as error:
             status: EvalStatus = "incomplete" if path_of(checkpoint.uri).exists() else "gone"
             return _without_numbers(status, str(error), timing, loaded)
-        except Exception as error:  # noqa: BLE001 -- suite code may raise anything; it becomes the outcome
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- suite code may raise anything
             return _without_numbers(*_blame(error), timing, loaded)
         return Job(_done(evaluation, loaded, timing), evaluation.outcomes)
 
@@ -150,7 +150,7 @@ def _without_numbers(
     return Job(EvalOutcome(status=status, reason=reason, suite_digest=digest, cost=timing.cost()), [])
 
 
-def _blame(error: Exception) -> tuple[EvalStatus, str]:
+def _blame(error: BaseException) -> tuple[EvalStatus, str]:
     """Status and reason of an exception: broken weights are the checkpoint's fault, the rest the suite's."""
     if type(error).__name__ == "SafetensorError":
         return "unreadable", last_line(error)

@@ -14,10 +14,17 @@ def last_line(error: BaseException) -> str:
     >>> last_line(KeyError("x"))
     "KeyError: 'x'"
     """
-    text = f"{type(error).__name__}: {error}".splitlines()[0][:MESSAGE_MAX]
+    text = f"{type(error).__name__}: {_message(error)}".splitlines()[0][:MESSAGE_MAX]
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return text
     last = frames[-1]
     source = (last.line or "").strip()[:SOURCE_MAX]
     return f"{text} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno}: {source})"
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 -- suite code: even showing its error may raise
+        return f"its message raises {type(worse).__name__}"

@@ -268,13 +268,30 @@ def test_what_never_becomes_whole_has_a_status_and_no_number(
     assert at.sent(EvalItems) == []
 
 
-def test_a_suite_that_raises_fails_and_the_next_lease_is_run(bench: Make, tiny: Any, tmp_path: Path) -> None:
+class Speechless(Exception):
+    """An error that cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (MemoryError("planted"), "MemoryError: planted"),
+        (SystemExit("planted"), "SystemExit: planted"),  # sys.exit() in suite code must end no evaluator
+        (Speechless(), "Speechless"),
+    ],
+)
+def test_a_suite_that_raises_fails_and_the_next_lease_is_run(
+    bench: Make, tiny: Any, tmp_path: Path, error: BaseException, says: str
+) -> None:
     calls: list[int] = []
 
     def load(checkpoint: Any, device: str) -> Any:
         calls.append(1)
         if len(calls) == 1:
-            raise MemoryError("planted")
+            raise error
         return tiny.Model()
 
     at = bench(tiny.generation(load=load))
@@ -282,7 +299,7 @@ def test_a_suite_that_raises_fails_and_the_next_lease_is_run(bench: Make, tiny: 
     at.lease(checkpoint)
     outcome = at.result().outcome
     assert (outcome.status, outcome.metrics) == ("failed", [])
-    assert "MemoryError: planted" in outcome.reason
+    assert says in outcome.reason
     at.lease(checkpoint, name="L2")
     assert at.result(2).outcome.status == "done", "the scheduler's second try"
 
