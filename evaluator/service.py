@@ -28,7 +28,7 @@ from driftline.evaluator.link import GOODBYE_US, Link
 from driftline.evaluator.parcels import Delivery, pack
 from driftline.evaluator.reasons import last_line
 from driftline.evaluator.transport import Connect, KafkaTransport
-from driftline.events import EvalOutcome, EvalResult, Lease
+from driftline.events import EvalOutcome, EvalResult, Lease, to_float
 from driftline.settings import Settings
 
 if TYPE_CHECKING:
@@ -120,7 +120,10 @@ class Service:
             self.desk.put(None)
             return
         outcome = job.outcome
-        shown = ", ".join(f"{metric.name} {metric.value}" for metric in outcome.metrics) or outcome.reason
+        shown = (
+            ", ".join(f"{metric.name} {to_float(metric.value):.4g}" for metric in outcome.metrics)
+            or outcome.reason
+        )
         log.info(
             "%s of step %s: %s, %s (%.1f s)",
             *(lease.suite.name, step, outcome.status, shown, outcome.cost.seconds),

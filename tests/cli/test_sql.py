@@ -102,3 +102,32 @@ def test_whole_decimals_are_whole_numbers(
     monkeypatch.setattr(sql, "query", lambda root, text: answer)
     sql.print_answer("root", "select", form="json", max_rows=1)
     assert capsys.readouterr().out == '{"sum": 9007199254740993}\n'
+
+
+WIDE = pa.table({f"column_{at:02}": [f"value-{at:02}-" + "x" * 16, "y"] for at in range(14)})
+
+
+def test_a_pipe_gets_every_row_on_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "query", lambda root, text: WIDE)
+    sql.print_answer("root", "select", form="table", max_rows=9)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "value-00-" in lines[1]
+    assert "value-13-" in lines[1]
+
+
+@pytest.mark.parametrize(("columns", "as_records"), [(80, True), (120, True), (400, False)])
+def test_on_a_terminal_too_narrow_for_the_columns_a_row_is_a_list_of_values(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, as_records: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sql, "query", lambda root, text: WIDE)
+    sql.print_answer("root", "select", form="table", max_rows=1)
+    out = capsys.readouterr().out
+    assert ("row 1" in out) == as_records
+    assert "value-13-" + "x" * 16 in out
+    assert " more rows" in out

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from driftline import events
 from driftline.cli import watch_view
-from driftline.cli.watch_state import Curve, Evaluation, News, RunView, WatchState
+from driftline.cli.watch_state import Curve, Evaluation, News, ProcessView, RunView, WatchState
 
 T0 = 1_700_000_000_000_000
 
@@ -124,3 +124,20 @@ def test_declared_metrics_are_shown_before_the_usual_ones(state: WatchState) -> 
     text = drawn(state, first=["bad", "absent"])
     assert text.index("bad") < text.index("loss")
     assert drawn(state).index("loss") < drawn(state).index("bad")
+
+
+def test_the_slowest_rank_is_never_below_the_mean_beside_it(state: WatchState) -> None:
+    """The mean is over the ranks' newest values, not over a bucket of older steps."""
+    span = state.runs["01r"].curves["span/forward"] = curve(0.9, 0.9, 0.9)
+    span.by_rank = {0: 0.01, 1: 0.02, 2: 0.03}
+    assert "forward 20 ms rank 2: 30 ms" in drawn(state)
+
+
+def test_a_run_without_ranks_is_told_by_its_processes(state: WatchState) -> None:
+    run = state.runs["01r"]
+    run.processes["p"] = ProcessView(None)
+    assert "processes 1" in drawn(state)
+    assert "processes 1" in watch_view.summary(run, now_us=T0)
+    run.processes["q"] = ProcessView(3)
+    run.world_size = 4
+    assert "ranks 1 of 4" in drawn(state)

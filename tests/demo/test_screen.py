@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from driftline import events
 from driftline.cli.watch_state import Evaluation, News, RunView, WatchState
 from driftline.cli.watch_view import render
-from driftline.demo.screen import LineScreen
+from driftline.demo.screen import LineScreen, LiveScreen
 
 T0 = 1_700_000_000_000_000
 
@@ -65,3 +65,14 @@ def test_a_pipe_gets_a_line_for_each_event_and_no_control_characters(full: Watch
     assert "starting [all] parts" in out.getvalue()
     assert out.getvalue().count("checkpoint saved at step") == 20
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_clock_is_whole_while_the_parts_start(width: int) -> None:
+    out = io.StringIO()
+    screen = LiveScreen(Console(width=width, height=40, file=out, force_terminal=True), "01r", 1200)
+    with screen:
+        screen.say("starting stream worker, scheduler, sink, evaluator and four training ranks")
+        screen.show(WatchState(), steps=0)
+    assert "0:00:00" in out.getvalue()
+    assert "four training ranks" in out.getvalue()

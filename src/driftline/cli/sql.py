@@ -15,6 +15,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,8 @@ from driftline.storage.sql import query
 
 Form = Literal["table", "json", "csv"]
 BATCH_ROWS = 10_000
+FOLD_WIDTH = 24
+"""Where columns are folded to fit a terminal, none becomes narrower than this."""
 
 
 def print_answer(root: str, sql: str, *, form: str, max_rows: int) -> int:
@@ -70,17 +73,33 @@ def _rows(answer: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _print_table(answer: Any, max_rows: int) -> None:
+    """A table; on a terminal too narrow for it, each row as a list of its values. A pipe has no width."""
     console = Console(soft_wrap=False)
     if not answer.num_columns:
         console.print("done, no rows")
         return
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name, kind in zip(answer.column_names, answer.schema.types, strict=True):
-        right = str(kind).startswith(("int", "uint", "float", "double", "decimal"))
-        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
-    for row in _rows(answer.slice(0, max_rows)):
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console.print(table)
+    names = list(answer.column_names)
+    rows = [[_cell(value) for value in row] for row in _rows(answer.slice(0, max_rows))]
+    widths = [max(cell_len(text) for text in column) for column in zip(names, *rows, strict=True)]
+    if not console.is_terminal:
+        console.width = max(console.width, sum(widths) + 2 * len(widths))
+    if rows and sum(min(width, FOLD_WIDTH) + 2 for width in widths) > console.width:
+        for number_of_row, row in enumerate(rows, start=1):
+            console.print(Text(f"row {number_of_row}", style="bold"))
+            record = Table(box=None, padding=(0, 1), show_header=False)
+            record.add_column(style="dim", overflow="fold")
+            record.add_column(overflow="fold")
+            for name, text in zip(names, row, strict=True):
+                record.add_row(Text(name), Text(text))
+            console.print(record)
+    else:
+        table = Table(box=None, padding=(0, 1), header_style="bold")
+        for name, kind in zip(names, answer.schema.types, strict=True):
+            right = str(kind).startswith(("int", "uint", "float", "double", "decimal"))
+            table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
     left = answer.num_rows - max_rows
     if left > 0:
         console.print(f"{left:,} more rows: limit the query, or use --max-rows, --csv or --json", style="dim")

@@ -132,7 +132,7 @@ def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
         f"step {view.step}" if view.step is not None else "no step yet",
         f"{samples:,.0f} samples/s",
         f"{frame_rate:.1f} frames/s",
-        f"{len(view.ranks)} ranks",
+        _ranks(view),
         *numbers,
     ]
     if view.open_alerts:
@@ -140,16 +140,22 @@ def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
     return f"{_clock(now_us)} {view.name or view.run} " + ", ".join(parts)
 
 
+def _ranks(view: RunView) -> str:
+    """How many ranks were heard of; a run whose processes know no rank is told by its processes."""
+    if not view.ranks and view.processes:
+        return f"processes {len(view.processes)}"
+    return f"ranks {len(view.ranks)}" + (f" of {view.world_size}" if view.world_size else "")
+
+
 def _head(view: RunView, now_us: int) -> Panel:
     samples, frame_rate = view.rate.per_second(now_us)
     grid = Table.grid(padding=(0, 2))
     state = view.outcome or "running"
     style = {"running": "green", "finished": "cyan"}.get(state, "red")
-    ranks = f"{len(view.ranks)}" + (f" of {view.world_size}" if view.world_size else "")
     grid.add_row(
         Text(state, style=style),
         f"step [bold]{view.step if view.step is not None else '-'}[/]",
-        f"ranks {ranks}",
+        _ranks(view),
         f"[bold]{samples:,.0f}[/] samples/s",
         f"{frame_rate:.1f} frames/s",
         f"{view.samples:,} samples",
@@ -223,7 +229,7 @@ def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
     for name in sorted(n for n in view.curves if _group(n) == "span")[:8]:
         curve = view.curves[name]
         spans.add_row(
-            Text(name.removeprefix(metric_names.SPAN_PREFIX)), _newest(curve, name), _slowest(curve)
+            Text(name.removeprefix(metric_names.SPAN_PREFIX)), _typical(curve, name), _slowest(curve)
         )
     readings = Table.grid(padding=(0, 1))
     for name in [
@@ -236,6 +242,14 @@ def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
     if host and readings.row_count:
         parts.append(Panel(readings, title="host", title_align="left"))
     return parts
+
+
+def _typical(curve: Curve, name: str) -> Text:
+    """The mean over the ranks' newest values, which the slowest of them, shown beside it, is never below."""
+    values = [value for value in curve.by_rank.values() if math.isfinite(value)]
+    if len(values) < 2:
+        return _newest(curve, name)
+    return Text(quantity(sum(values) / len(values), _unit(name) or "s"), style="bold")
 
 
 def _slowest(curve: Curve) -> Text:

@@ -9,7 +9,7 @@ from html import escape
 from driftline.demo import figure
 from driftline.demo.findings import Findings
 from driftline.demo.questions import Answer
-from driftline.demo.wording import open_for, rank_of, steps_of, toll_lines, with_interval
+from driftline.demo.wording import command, open_for, rank_of, steps_of, toll_lines, with_interval
 
 _CSS = """
 :root { --ink: #1f2933; --soft: #5b6875; --faint: #c9d1d9; --paper: #fff; --card: #f5f7f9;
@@ -163,7 +163,7 @@ def _questions(answers: Sequence[Answer], found: Findings) -> str:
     root = escape(str(found.root))
     parts.append(
         "<p>Ask your own, with nothing else running:</p>"
-        f'<pre>driftline sql --root {root} "SELECT * FROM run_summary"\n'
+        f'<pre>{escape(command(absolute=True))} sql --root {root} "SELECT * FROM run_summary"\n'
         f"duckdb -readonly {root}/catalog.duckdb</pre>"
     )
     return "".join(parts)

@@ -15,7 +15,7 @@ from rich.table import Table
 from driftline.demo import figure, page
 from driftline.demo.findings import AlertFound, Findings, find
 from driftline.demo.questions import Answer, ask, questions
-from driftline.demo.wording import open_for, steps_of, toll_lines, with_interval
+from driftline.demo.wording import command, open_for, steps_of, toll_lines, with_interval
 
 ROWS_MAX = 14
 """Rows of an answer that are printed."""
@@ -62,8 +62,8 @@ def _print(found: Findings, answers: Sequence[Answer], folder: Path, console: Co
         _print_answer(answer, console)
     root = _relative(found.root)
     say("[bold]Ask your own[/], with nothing else running:")
-    say(f'  driftline sql --root {root} "SELECT * FROM run_summary"')
-    say(f"  duckdb -readonly {root}/catalog.duckdb   [dim](or any other DuckDB client)[/]")
+    say(f'  {escape(command())} sql --root {escape(root)} "SELECT * FROM run_summary"')
+    say(f"  duckdb -readonly {escape(root)}/catalog.duckdb   [dim](or any other DuckDB client)[/]")
     say()
     for what, path in (
         ("The curves", folder / "report.png"),

@@ -61,18 +61,22 @@ class LiveScreen:
 
     def say(self, text: str) -> None:
         self._said = text
-        self._progress.update(self._task, said=text)
         self._due = 0.0
 
     def show(self, state: WatchState, *, steps: int) -> None:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + PICTURE_SECONDS
-        self._progress.update(self._task, completed=steps)
         known = self._run in state.runs
+        # Without a run below it the line has room of its own: beside the bar it would push out the clock.
+        self._progress.update(self._task, completed=steps, said=self._said if known else "")
         height = self._console.height - 1
         now_us = time.time_ns() // 1000
-        view = render(state, now_us=now_us, run=self._run, height=height) if known else Text("")
+        view = (
+            render(state, now_us=now_us, run=self._run, height=height)
+            if known
+            else Text(self._said, style="dim")
+        )
         self._live.update(Group(self._progress, view), refresh=True)
 
     def __enter__(self) -> LiveScreen:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from pathlib import Path
+
 from driftline.demo.findings import AlertFound, Score
 from driftline.demo.toll import NEIGHBOURS, Toll
+
+
+def command(*, absolute: bool = False) -> str:
+    """What one types to start this driftline: the bare name only where the shell finds the same program."""
+    here = Path(sys.executable).with_name("driftline")
+    on_path = shutil.which("driftline")
+    if not here.exists() or (on_path and os.path.realpath(on_path) == os.path.realpath(here)):
+        return "driftline"
+    relative = os.path.relpath(here)
+    return str(here) if absolute or relative.startswith("..") else relative
 
 
 def with_interval(score: Score, digits: int = 3) -> str:
