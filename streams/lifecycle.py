@@ -85,6 +85,9 @@ def _learn_world(moment: Moment, attempt: Attempt, event: events.ProcessStarted)
 
 
 def _next_attempt(moment: Moment, why: str, make: Factories) -> Attempt:
+    before = moment.run.attempt
+    if before.finished:  # what speaks of its silence is over too
+        moment.alerts(before, before.detection.end(moment.now_us))
     attempt = open_attempt(moment.state, moment.run, make)
     _fact(moment, attempt, "attempt_started", f"attempt {attempt.number} started: {why}")
     return attempt
@@ -308,7 +311,7 @@ def tell_late(moment: Moment, attempt: Attempt) -> None:
 def _tick_detection(moment: Moment) -> None:
     run = moment.run
     attempt = run.attempt
-    if attempt.finished:
+    if attempt.finished and all(attempt.left):  # one that ended by silence is still watched: that is an alert
         return
     processes = [
         Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
@@ -323,8 +326,11 @@ def expire(moment: Moment, config: PipelineConfig) -> bool:
     run = moment.run
     if run.now_us - run.last_us > config.expire_us:
         for number in sorted(run.attempts):
-            if not run.attempts[number].finished:
-                finish(moment, run.attempts[number], config)
+            attempt = run.attempts[number]
+            if not attempt.finished:
+                finish(moment, attempt, config)
+            elif number == run.current:
+                moment.alerts(attempt, attempt.detection.end(moment.now_us))
         return True
     old = [
         name

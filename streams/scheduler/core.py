@@ -149,10 +149,11 @@ def _requested(state: State, event: events.EvalRequested, out: Outbox) -> None:
     request = state.requests.get(event.request)
     if request is None:
         _open(state, event, asker, out)
-    elif event.run not in request.told and all(known.run != event.run for known in request.askers):
-        if len(request.askers) >= ASKERS_MAX:
-            state.count("refused_askers")
-            return
+    elif event.run in request.told or any(known.run == event.run for known in request.askers):
+        state.count("requests_repeated")
+    elif len(request.askers) >= ASKERS_MAX:
+        state.count("refused_askers")
+    else:
         request.askers.append(asker)
 
 

@@ -6,7 +6,8 @@ Bounds (reaching one is counted under the name in brackets):
 - runs that wait for one request: 1,000 (``refused_askers``);
 - accepted results kept for runs that ask later: the newest 1,000; what is older is evaluated anew when
   asked for;
-- evaluators: 1,000, the longest silent leaves; suites in the ledger: 1,000, further ones under "(other)".
+- evaluators: 1,000; a further one gets no work until one has left (``refused_evaluators``);
+- suites in the ledger: 1,000, further ones under "(other)".
 """
 
 from __future__ import annotations
