@@ -30,7 +30,7 @@ BIG = 2.0**480
 SHIFT = 700
 """Rows with big values hold sums of x * 2**-SHIFT."""
 TINY = 2.0**-300
-LIFT = 500
+LIFT = 700
 """Squares of distances below TINY would vanish: their sum is kept lifted by 2**(2 * LIFT) as well."""
 NO_RANK = -1
 _DENSE_BITS = 1 << 24
