@@ -112,7 +112,7 @@ def test_the_pipeline_killed_in_mid_stream(
             settings,
             [sys.executable, "-m", "driftline.streams.worker", "streams"],
             DRIFTLINE_KAFKA__PARTITIONS=str(PARTITIONS),
-            DRIFTLINE_STREAMS__SNAPSHOT="500ms",
+            DRIFTLINE_STREAMS__SNAPSHOT="2s",
             DRIFTLINE_STREAMS__SESSION_TIMEOUT="6s",
             DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / "state"),
         )
@@ -122,6 +122,16 @@ def test_the_pipeline_killed_in_mid_stream(
         for record in read_all(settings, "state", partition):
             found.add(record.key, record.value)
         return max((s.offset for s in found.complete), default=-1)
+
+    def sent_beyond_snapshot() -> bool:
+        """Something was sent that a worker killed now has to send again."""
+        for partition in range(PARTITIONS):
+            sent = [
+                id_of("windows", record.value).offset for record in read_all(settings, "windows", partition)
+            ]
+            if sent and sent[-1] >= snapshot_offset(partition):
+                return True
+        return False
 
     # The configuration goes into the log before the runs, or windows of early frames have no settings.
     worker = start()
@@ -134,6 +144,7 @@ def test_the_pipeline_killed_in_mid_stream(
         until(lambda end=end: max(map(snapshot_offset, range(PARTITIONS))) >= end - 20, what="progress")
         write({run: training(run, range(at * 300 + 200, at * 300 + 300)) for run in RUNS})
         if at < 2:
+            until(sent_beyond_snapshot, what="outputs beyond the snapshot")
             worker.kill()
             worker = start()
     ends = [read_all(settings, "telemetry", partition)[-1].offset for partition in range(PARTITIONS)]
