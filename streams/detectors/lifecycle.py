@@ -107,8 +107,13 @@ class Lifecycle:
         held.told_us, held.told_score = now_us, _finite(score)
         return [self._change(held, "update", None, held.text)]
 
-    def calm(self, subject: str, now_us: int, text: str) -> list[AlertChange]:
-        """Nothing is wrong with ``subject`` any more; nothing happens if nothing was."""
+    def calm(
+        self, subject: str, now_us: int, text: str, *, last_step: int | None = None
+    ) -> list[AlertChange]:
+        """Nothing is wrong with ``subject`` any more; nothing happens if nothing was.
+
+        ``last_step`` is the last bad one where it is known better now than at the last finding.
+        """
         slot = self.state.joined.pop(subject, "=" + subject)
         held = self.state.open.get(slot)
         if held is None:
@@ -117,6 +122,8 @@ class Lifecycle:
             held.members -= 1
             if held.members > 0:
                 return []
+        elif last_step is not None:
+            held.last_step = last_step
         return [self._resolved(slot, now_us, text)]
 
     def is_open(self, subject: str) -> bool:

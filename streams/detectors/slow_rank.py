@@ -153,7 +153,7 @@ class SlowRank(Detector[SlowRankState]):
             )
             suspect.first, suspect.last = None, None
             suspect.slow = [False] * len(suspect.slow)
-            return self.alerts.calm(subject, view.now_us, text)
+            return self.alerts.calm(subject, view.now_us, text, last_step=last)
         if suspect.absent or not suspect.slow[-1]:
             return []
         suspect.last = view.end - 1

@@ -114,6 +114,17 @@ def test_once_shows_what_a_broker_holds(broker: KafkaSettings) -> None:
         assert expected in text
 
 
+def test_once_says_which_runs_there_are_when_the_one_asked_for_is_not(broker: KafkaSettings) -> None:
+    ensure_topics(broker)
+    send(broker, ("telemetry", STARTED))
+    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+    assert watch(broker, once=True, run="other", console=console) == 0
+    text = console.export_text()
+    console.file.close()
+    assert "no run 'other' on this broker" in text
+    assert "watched (" in text
+
+
 def test_a_feed_takes_up_topics_that_are_made_later(broker: KafkaSettings) -> None:
     feed, state = Feed(broker), WatchState()
     assert feed.poll(state, 0.1) == 0

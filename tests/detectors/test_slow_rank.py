@@ -54,6 +54,18 @@ def test_a_slowed_rank_is_named_with_its_first_and_last_slow_step(only, run, fac
     assert "median of the other 3 ranks" in opened.explanation
 
 
+def test_a_stray_slow_step_after_the_slowness_is_not_its_last_step(only, run):
+    """The resolution's last_step is the one that its sentence names."""
+
+    def time(rank, step):
+        return 0.04 if rank == 2 and (100 <= step < 200 or step == 207) else 0.01
+
+    resolved = run(only("slow_rank"), range(4), range(260), time)[-1]
+    assert resolved.state == "resolved"
+    assert resolved.explanation.endswith("from step 100 to 199")
+    assert (resolved.step, resolved.last_step) == (100, 199)
+
+
 @pytest.mark.parametrize(
     ("name", "ranks", "time"),
     [

@@ -126,7 +126,19 @@ def _once(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish, co
         if feed.missing:
             break
     feed.close()
-    console.print(_picture(state, wish, state.now_us or _now_us(), ""))
+    console.print(_picture(state, wish, state.now_us or _now_us(), _absent(state, wish)))
+
+
+def _absent(state: WatchState, wish: Wish) -> str:
+    """For a picture that nothing follows: that the run is not there, and which ones are."""
+    if _named(state, wish.run) in state.runs or (wish.run is None and state.runs):
+        return ""
+    what = f"no run {wish.run!r}" if wish.run else "no run"
+    known = ", ".join(f"{view.name} ({view.run})" for view in list(state.runs.values())[:5])
+    remedy = "--since all reads further back; " if wish.since_s is not None else ""
+    return (
+        f"{what} on this broker: {remedy}{'there are: ' + known if known else 'nothing was logged here yet'}"
+    )
 
 
 def _lines(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -> None:
