@@ -48,7 +48,7 @@ SCHEMA = pa.schema(
 
 
 def encode(columns: dict[str, Any], output_id: OutputId) -> bytes:
-    """Bytes of one output; ``columns`` maps each column of :data:`SCHEMA` to an array (Arrow, NumPy) or list."""
+    """Bytes of one output; ``columns`` maps each column of :data:`SCHEMA` to an array or list."""
     schema = SCHEMA.with_metadata({"format": FORMAT, "id": str(output_id)})
     arrays = [_array(columns[field.name], field.type) for field in SCHEMA]
     sink = pa.BufferOutputStream()
