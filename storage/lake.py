@@ -36,7 +36,7 @@ KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
 _ROW_GROUP = 256 * 1024
-_BAD_CHARACTERS = frozenset("[]^|\\%")
+_BAD_CHARACTERS = frozenset("[]^|\\%?\n\r\0")
 
 
 class Conflict(Exception):
@@ -245,8 +245,7 @@ def writer_properties(name: TableName) -> WriterProperties:
 
 def writable(root: str | os.PathLike[str]) -> Path:
     """The root as an absolute path, made if missing. Raises SettingsError if nothing can be written there."""
-    path = Path(root).absolute()
-    _check_characters(path)
+    path = _local(root)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -269,8 +268,7 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     Raises:
         BadData: there is no table at all, or a table's log cannot be read.
     """
-    path = Path(root).absolute()
-    _check_characters(path)
+    path = _local(root)
     found: dict[TableName, list[str]] = {}
     for name in TABLES:
         try:
@@ -289,11 +287,14 @@ def file_paths(folder: Path, handle: DeltaTable) -> list[str]:
     return sorted(str(folder / unquote(uri.rpartition("/")[2])) for uri in handle.file_uris())
 
 
-def _check_characters(path: Path) -> None:
+def _local(root: str | os.PathLike[str]) -> Path:
+    """The absolute path of a root that delta-rs and DuckDB can both use. Raises SettingsError."""
+    text = os.fspath(root)
+    if "://" in text:
+        raise SettingsError("storage.root", text, "object stores are not supported yet: name a local folder")
+    path = Path(text).absolute()
     bad = sorted(set(str(path)) & _BAD_CHARACTERS)
     if bad:
-        raise SettingsError(
-            "storage.root",
-            str(path),
-            f"delta-rs cannot write below a folder with {' '.join(bad)} in its name",
-        )
+        shown = " ".join(repr(character)[1:-1] for character in bad)
+        raise SettingsError("storage.root", text, f"no table can be below a folder with {shown} in its name")
+    return path

@@ -93,7 +93,7 @@ def _sdk(file: File) -> SdkSettings:
 
 
 def _state_dir(root: str) -> str:
-    return StreamsSettings().state_dir if "://" in root else str(Path(root) / ".streams")
+    return str(Path(root) / ".streams")
 
 
 def _evaluator(file: File, where: Where) -> EvaluatorSettings:

@@ -78,7 +78,8 @@ class Storage(Block, frozen=True, kw_only=True):
         "timeseries"
     )
     root: Annotated[
-        str, Key("Folder (or object store URI) of the tables; relative to where the command is started.")
+        str,
+        Key("Folder of the tables, relative to where the command is started; object stores come later."),
     ] = _STORAGE.root
     retention: Annotated[
         int | None,

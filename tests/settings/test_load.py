@@ -169,7 +169,6 @@ def test_variables_of_the_sdk_the_command_line_and_the_tests_are_no_keys(tmp_pat
 def test_faust_works_beside_the_tables_unless_told_otherwise(tmp_path: Path) -> None:
     assert of(tmp_path, "storage: {root: /data/x}").streams.state_dir == "/data/x/.streams"
     assert of(tmp_path, "{storage: {root: /data/x}, streams: {state_dir: /s}}").streams.state_dir == "/s"
-    assert "s3:" not in of(tmp_path, "storage: {root: 's3://bucket/x'}").streams.state_dir
 
 
 def test_the_allowed_lateness_grows_with_the_flush_interval(tmp_path: Path) -> None:
