@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from driftline import events
+from driftline.errors import BadRecord
 from driftline.records import Output, Record
 from driftline.topics import TopicName
 
@@ -24,6 +26,15 @@ class Core(Protocol[S]):
 
     def fresh(self, topic_uuid: str, partition: int) -> S:
         """State before the first record of the partition."""
+        ...
+
+    def prime(self, state: S, record: Record) -> None:
+        """Gives a fresh state the first configuration of its log, which holds from the log's beginning.
+
+        ``record`` carries it (:func:`is_configuration`); it is not applied here, it comes by in its turn. So
+        a run that began before the first worker did is not worked on with defaults, and everything still
+        follows from the log alone. A configuration that cannot be used changes nothing.
+        """
         ...
 
     def step(self, state: S, records: Sequence[Record]) -> list[Output]:
@@ -49,3 +60,22 @@ class Core(Protocol[S]):
     def load(self, data: bytes) -> S:
         """Reads what :meth:`dump` wrote. Raises BadData."""
         ...
+
+
+def is_configuration(value: bytes | None) -> bool:
+    """Whether a record's value is a ``ConfigChanged``."""
+    if not value or b"config_changed" not in value[:256]:
+        return False
+    try:
+        return isinstance(events.decode(value), events.ConfigChanged)
+    except BadRecord:
+        return False
+
+
+def beginning(core: Core[S], topic_uuid: str, partition: int, log: Sequence[Record]) -> S:
+    """The state before the first record of ``log``, primed with the first configuration in it."""
+    state = core.fresh(topic_uuid, partition)
+    first = next((record for record in log if is_configuration(record.value)), None)
+    if first is not None:
+        core.prime(state, first)
+    return state

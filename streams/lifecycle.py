@@ -406,6 +406,8 @@ def apply_config(
     state: PartitionState, outbox: Outbox, offset: int, event: events.ConfigChanged, make: Factories
 ) -> None:
     """From here on the new configuration holds; axes whose windows changed start fresh panes."""
+    if event.digest == state.config_digest and bytes(event.body) == state.config_body:
+        return  # it holds already
     config = read_config(event, make)
     before = state.config
     state.config, state.config_digest, state.config_body = config, event.digest, bytes(event.body)

@@ -7,6 +7,7 @@ is dumped and loaded, the outputs are the same bytes. No clock, no randomness, n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,6 +54,15 @@ class Pipeline:
     def fresh(self, topic_uuid: str, partition: int) -> PartitionState:
         """State before the first record of the partition."""
         return PartitionState(topic_uuid, partition)
+
+    def prime(self, state: PartitionState, record: Record) -> None:
+        """The first configuration of the log holds from its beginning."""
+        assert not state.runs, "primed before the first record"
+        event = wire.decode(record.value)
+        if isinstance(event, events.ConfigChanged):
+            with contextlib.suppress(SettingsError):  # refused, and told, when the record comes by
+                outbox = Outbox(state.topic_uuid, state.partition)
+                lifecycle.apply_config(state, outbox, record.offset, event, self._make)
 
     def step(self, state: PartitionState, records: Sequence[Record]) -> list[Output]:
         """Applies records in offset order, changing ``state``; returns outputs in the order of the log."""

@@ -481,7 +481,8 @@ def same(a: float | None, b: float | None) -> bool:
 def close(a: float | None, b: float | None, scale: float) -> bool:
     if a is None or b is None:
         return a is b
-    return a == b or abs(a - b) <= 1e-9 * abs(a) + 1e-12 * scale
+    # The smallest floats are 5e-324 apart: a result there can be rounded up or down.
+    return a == b or abs(a - b) <= 1e-9 * abs(a) + 1e-12 * scale + 1e-323
 
 
 def near(a: float | None, b: float | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import msgspec
@@ -38,6 +39,13 @@ class Scheduler:
     def fresh(self, topic_uuid: str, partition: int) -> State:
         """State before the first record."""
         return State(topic_uuid=topic_uuid, partition=partition)
+
+    def prime(self, state: State, record: Record) -> None:
+        """The first configuration of the log holds from its beginning."""
+        event = records.decode(record.value)
+        if isinstance(event, events.ConfigChanged):
+            with contextlib.suppress(BadRecord):  # refused, and told, when the record comes by
+                _configure(state, event)
 
     def step(self, state: State, records: Sequence[Record]) -> list[Output]:
         """Applies records in offset order; outputs in order."""

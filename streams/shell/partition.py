@@ -22,7 +22,7 @@ from driftline.clock import Clock
 from driftline.errors import BadData, Unavailable
 from driftline.records import Output, Record
 from driftline.settings import Settings
-from driftline.streams.core import Core
+from driftline.streams.core import Core, is_configuration
 from driftline.streams.shell import snapshots
 from driftline.streams.shell.cursor import Cursor
 from driftline.streams.shell.health import Health
@@ -39,6 +39,7 @@ FEW_RECORDS = 10
 QUIET_PERIODS = 10
 """A partition with fewer new records (only ticks, say) is saved at every tenth turn."""
 _TAIL_RECORDS = 64
+_LOOK_AGAIN_S = 0.05
 _SINGLE = frozenset(spec.name for spec in SPECS if spec.single)
 
 
@@ -256,6 +257,10 @@ class PartitionTask(Generic[S]):
         parts = self._parts
         if parts.core.config_digest(self._at.state) == parts.config_digest:
             return
+        await self._append_configuration()
+
+    async def _append_configuration(self) -> None:
+        parts = self._parts
         log.info("partition %d: configuration %s goes into the log", self.partition, parts.config_digest)
         await self._append(
             events.ConfigChanged(
@@ -340,7 +345,30 @@ class PartitionTask(Generic[S]):
             self._told("what it knew, at", before.next, bounds.end)
             return before
         self._told("the beginning,", 0, bounds.end)
-        return Cursor(parts.core, parts.core.fresh(parts.topic_uuid, self.partition), 0)
+        state = parts.core.fresh(parts.topic_uuid, self.partition)
+        parts.core.prime(state, await self._first_configuration())
+        return Cursor(parts.core, state, 0)
+
+    async def _first_configuration(self) -> Record:
+        """The log's first configuration, which is the worker's own where the log has none yet."""
+        parts, at, appended = self._parts, 0, False
+        while True:
+            async with LogReader(parts.settings.kafka, parts.source_topic, self.partition) as reader:
+                bounds = await reader.bounds()
+                at = max(at, bounds.start)
+                try:
+                    async for batch in reader.read(at, bounds.end):
+                        for found in batch:
+                            if is_configuration(found.value):
+                                return Record(self.partition, found.offset, found.timestamp, found.value)
+                        at = batch[-1].offset + 1
+                except OutOfLog:  # retention moved the start meanwhile
+                    continue
+            if not appended:
+                await self._append_configuration()
+                await parts.outbox.settled(self.tick_lane)
+                appended = True
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
     def _told(self, start: str, offset: int, end: int) -> None:
         log.info("partition %d: goes on from %s offset %d of %d", self.partition, start, offset, end)

@@ -85,6 +85,45 @@ def test_each_role_starts_logs_its_configuration_ticks_and_stops_in_order(
     assert "Traceback" not in worker.text()
 
 
+@pytest.mark.embedded
+def test_a_run_that_began_before_the_first_worker_is_worked_on_with_its_configuration(
+    embedded: Any,
+    tmp_path: Path,
+    start_worker: Callable[..., Any],
+    read_all: Callable[..., list[Any]],
+    until: Callable[..., None],
+) -> None:
+    """Roles and trainers start in any order: a checkpoint from before the first worker is evaluated."""
+    kafka = embedded.settings(partitions=1)
+    ensure_topics(kafka)
+    run = {"run": "early", "process": "p0", "time_us": 0}
+    checkpoint = events.Checkpoint(digest="d", uri="/ckpt/step-10", step=10)
+    producer = KafkaProducer(acks="all", **kafka_python(kafka))
+    for event in (
+        events.ProcessStarted(**run, seq=0, rank=0, world_size=1),
+        events.CheckpointSaved(**run, seq=1, checkpoint=checkpoint, rank=0),
+        events.ProcessEnded(**run, seq=2),
+    ):
+        producer.send(kafka.topics["telemetry"], events.encode(event), partition=0)
+    producer.close()
+    worker = start_worker(
+        kafka,
+        [sys.executable, "-m", "driftline.streams.worker", "streams"],
+        DRIFTLINE_KAFKA__PARTITIONS="1",
+        DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / "state"),
+        DRIFTLINE_EVALUATION__SUITES="[{name: sums, target: 'my:sums'}]",
+        DRIFTLINE_EVALUATION__EVERY__STEPS="10",
+    )
+
+    def requests() -> list[str]:
+        found = [events.decode(record.value) for record in read_all(kafka, "evals", 0)]
+        return [event.checkpoint.uri for event in found if isinstance(event, events.EvalRequested)]
+
+    until(lambda: bool(requests()), what="a request")
+    assert requests() == ["/ckpt/step-10"]
+    assert worker.stop() == 0
+
+
 def test_the_module_as_a_command_names_its_roles() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "driftline.streams.worker", "dance"],

@@ -16,6 +16,7 @@ from driftline import events, frames, window_rows
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.records import OutputId
+from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
 from driftline.streams.shell.snapshots import Collected, Source
 from driftline.topics import partition_of
@@ -133,12 +134,8 @@ def test_the_pipeline_killed_in_mid_stream(
                 return True
         return False
 
-    # The configuration goes into the log before the runs, or windows of early frames have no settings.
+    write({run: started(run) for run in RUNS})  # before the first worker, and so before any configuration
     worker = start()
-    until(
-        lambda: all(snapshot_offset(partition) > 0 for partition in range(PARTITIONS)), what="first snapshots"
-    )
-    write({run: started(run) for run in RUNS})
     for at in range(3):
         end = write({run: training(run, range(at * 300, at * 300 + 200)) for run in RUNS})
         until(lambda end=end: max(map(snapshot_offset, range(PARTITIONS))) >= end - 20, what="progress")
@@ -155,9 +152,9 @@ def test_the_pipeline_killed_in_mid_stream(
     repeats = windows = 0
     for partition in range(PARTITIONS):
         core = Pipeline()
-        state = core.fresh(uuid, partition)
         end = snapshot_offset(partition)
         log = [r for r in as_records(read_all(settings, "telemetry", partition)) if r.offset < end]
+        state = beginning(core, uuid, partition, log)
         wanted: dict[str, list[bytes]] = {"windows": [], "facts": [], "alerts": []}
         for output in core.step(state, log):
             wanted[output.topic].append(output.value)

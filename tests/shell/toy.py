@@ -37,6 +37,9 @@ class ToyCore:
     def fresh(self, topic_uuid: str, partition: int) -> dict[str, Any]:
         return {"uuid": topic_uuid, "partition": partition, "hash": "", "counts": {}, "config": None}
 
+    def prime(self, state: dict[str, Any], record: Record) -> None:
+        pass  # its configuration changes no output
+
     def step(self, state: dict[str, Any], records: Sequence[Record]) -> list[Output]:
         return [self._one(state, record) for record in records]
 
