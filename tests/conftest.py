@@ -18,11 +18,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import msgspec
 import pytest
 
 from driftline.broker import EmbeddedBroker
 from driftline.connection import KafkaSettings
+
+# Random tests look for new faults wherever people work; whether a change lands must not depend on luck.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 SUPPORT = Path(__file__).parent / "support"
 _PREFIXES = itertools.count()
