@@ -41,7 +41,7 @@ from driftline.errors import BadData, DriftlineError
 from driftline.settings import load
 
 RANKS = 4
-STEPS = 1200
+STEPS = 1100
 SECONDS_MAX = 420.0
 READY_SECONDS = 120.0
 EVALUATED_SECONDS = 180.0
@@ -93,7 +93,7 @@ def run_demo(
 
     Args:
         root: folder for tables, checkpoints, logs and the report; runs of before stay in it.
-        steps: training steps; 1,200 take one to two minutes on two cores.
+        steps: training steps; 1,100 take about two minutes on two free cores.
         seconds_max: the training ends in order after so long, however few steps it has done.
         bootstrap: a Kafka broker to use (topics ``driftline-demo.*``); None starts the embedded one.
         plain: lines instead of the live view; None: where the output is no terminal.
