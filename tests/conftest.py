@@ -101,6 +101,23 @@ def jvm_kafka() -> Iterator[Any]:
         yield broker
 
 
+@pytest.fixture
+def kafka_cluster() -> Iterator[Any]:
+    """Three brokers of the test's own, three copies of each partition of which two must take a record; give
+    ``replication=3`` to KafkaSettings."""
+    support = load_support("jvm_kafka")
+    try:
+        cluster = support.JvmCluster()
+    except support.CannotStart as error:
+        _no_kafka(str(error))
+    with contextlib.closing(cluster):
+        try:
+            cluster.start()
+        except support.CannotStart as error:
+            _no_kafka(str(error))
+        yield cluster
+
+
 def _no_kafka(reason: str) -> None:
     if os.environ.get("DRIFTLINE_REQUIRE_KAFKA"):
         pytest.fail(f"a real Kafka is required here: {reason}")
