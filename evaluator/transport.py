@@ -68,7 +68,6 @@ class KafkaTransport:
         common: dict[str, Any] = kafka_python(settings) | {
             "client_id": client_id,
             "allow_auto_create_topics": False,
-            "reconnect_backoff_max_ms": 1_000,
             "bootstrap_timeout_ms": 5_000,
         }
         self._source = TopicPartition(settings.topics["assignments"], 0)

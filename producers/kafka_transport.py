@@ -6,7 +6,7 @@ Measured with kafka-python 3.0.12, and guarded here:
   set to what the caller allows;
 - with a short delivery timeout the idempotent producer wedges for ever once a batch expires: the timeout is a
   day, what is too old is the owner's business;
-- its back-off grows to 30 s: at most 1 s here;
+- its back-off grows to 30 s: at most 1 s in :func:`~driftline.connection.kafka_python`;
 - ``close`` raises on a dead broker and ``__del__`` prints: both contained; its own ``atexit`` would close the
   producer before the SDK's last flush: taken off;
 - it logs a warning per attempt while the broker is away, for hours: unless the program has set a level for
@@ -83,7 +83,6 @@ class KafkaTransport:
                 batch_size=_BATCH_BYTES,
                 linger_ms=5,
                 delivery_timeout_ms=_DAY_MS,
-                reconnect_backoff_max_ms=1000,
                 max_block_ms=timeout_ms,
                 bootstrap_timeout_ms=timeout_ms,
                 allow_auto_create_topics=False,

@@ -200,7 +200,6 @@ class Sink:
             allow_auto_create_topics=False,
             fetch_max_wait_ms=_POLL_MS,
             max_partition_fetch_bytes=8 * 1024 * 1024,
-            reconnect_backoff_max_ms=1_000,
             bootstrap_timeout_ms=5_000,
             **kafka_python(self._kafka),
         )

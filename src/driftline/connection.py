@@ -46,11 +46,17 @@ class KafkaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return f"KafkaSettings(bootstrap={self.bootstrap!r}, prefix={self.prefix!r})"
 
 
+RECONNECT_MAX_MS = 1_000
+"""The longest pause between attempts to reach a broker that is away. kafka-python's own grows to 30 s, and
+every client would be that late after an outage."""
+
+
 def kafka_python(settings: KafkaSettings) -> dict[str, Any]:
     """Keyword arguments for any kafka-python client."""
     options: dict[str, Any] = {
         "bootstrap_servers": settings.servers,
         "security_protocol": settings.security_protocol,
+        "reconnect_backoff_max_ms": RECONNECT_MAX_MS,
     }
     if settings.sasl_mechanism:
         options |= {

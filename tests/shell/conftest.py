@@ -18,6 +18,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.records import Record
+from driftline.streams.shell.snapshots import Collected, Source
 
 HERE = Path(__file__).parent
 
@@ -110,6 +111,19 @@ def read_topic(kafka: KafkaSettings, topic: str, partition: int) -> list[Any]:
 @pytest.fixture(scope="session")
 def read_all() -> Callable[[KafkaSettings, str, int], list[Any]]:
     return read_topic
+
+
+@pytest.fixture(scope="session")
+def snapshot_offset() -> Callable[[KafkaSettings, str, str, int], int]:
+    """Offset of the newest complete snapshot of a role's input topic (by UUID) and partition; -1 for none."""
+
+    def newest(kafka: KafkaSettings, role: str, topic_uuid: str, partition: int) -> int:
+        found = Collected(Source(f"{kafka.prefix}{role}", topic_uuid, partition))
+        for record in read_topic(kafka, "state", partition):
+            found.add(record.key, record.value)
+        return max((snapshot.offset for snapshot in found.complete), default=-1)
+
+    return newest
 
 
 @pytest.fixture(scope="session")

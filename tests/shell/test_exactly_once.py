@@ -119,10 +119,13 @@ class Outputs:
         end = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < end, f"not within {timeout_s} s: {what}; outputs at {self.reached}"
-            for at, batch in self._consumer.poll(300).items():
-                offsets = [OutputId.parse(json.loads(record.value)["id"]).offset for record in batch]
-                self.reached[at.partition] = max(self.reached[at.partition], *offsets)
-            self._traffic.seen = min(self.reached.values())
+            self.poll(300)
+
+    def poll(self, timeout_ms: int) -> None:
+        for at, batch in self._consumer.poll(timeout_ms).items():
+            offsets = [OutputId.parse(json.loads(record.value)["id"]).offset for record in batch]
+            self.reached[at.partition] = max(self.reached[at.partition], *offsets)
+        self._traffic.seen = min(self.reached.values())
 
     def close(self) -> None:
         self._consumer.close()
@@ -140,15 +143,36 @@ def test_kill_9_in_mid_stream(
     traffic: Traffic,
     check: Callable[[int], dict[str, int]],
     start_worker: Callable[..., Any],
+    snapshot_offset: Callable[[KafkaSettings, str, str, int], int],
     outputs: Outputs,
 ) -> None:
-    """Two workers in turn are killed with kill -9 while they work; the third stops in order."""
-    settings, _ = topics
+    """Two workers in turn are killed with kill -9 while they work; the third stops in order.
+
+    Killed where a snapshot exists and outputs are sent beyond it, so that the next one has something to go on
+    from and something to send again.
+    """
+    settings, uuid = topics
+
+    def stands_beyond_a_snapshot(worker: Any) -> bool:
+        """Whether to kill now; leaves the worker paused then, so that it stays so."""
+        worker.pause()
+        outputs.poll(100)
+        found = [snapshot_offset(settings, "toy", uuid, partition) for partition in range(PARTITIONS)]
+        if all(0 <= found[partition] <= outputs.reached[partition] for partition in range(PARTITIONS)):
+            return True
+        worker.resume()
+        return False
+
+    workers = []
     for _kill in range(2):
         started_at = traffic.written // PARTITIONS
         worker = start_worker(settings)
         outputs.wait_for(started_at + 300, "outputs of what it saw written")
+        outputs.wait_until(
+            lambda worker=worker: stands_beyond_a_snapshot(worker), "outputs beyond a snapshot"
+        )
         worker.kill()
+        workers.append(worker)
     last = start_worker(settings)
     traffic.stop()
     end = traffic.written // PARTITIONS - 1
@@ -157,7 +181,9 @@ def test_kill_9_in_mid_stream(
     told = check(end)
     print("kill -9:", told)
     assert told["repeats"] > 0, "nothing was sent twice: the kills missed"
-    assert "the snapshot at" in last.text()
+    for later in (workers[1], last):
+        for partition in range(PARTITIONS):
+            assert f"partition {partition}: goes on from the snapshot at" in later.text(), later.text()
 
 
 def test_a_paused_worker_that_wakes_up_as_a_zombie(

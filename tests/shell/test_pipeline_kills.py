@@ -18,7 +18,6 @@ from driftline.connection import KafkaSettings, kafka_python
 from driftline.records import OutputId
 from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
-from driftline.streams.shell.snapshots import Collected, Source
 from driftline.topics import partition_of
 
 pytestmark = pytest.mark.kafka
@@ -88,6 +87,7 @@ def test_the_pipeline_killed_in_mid_stream(
     start_worker: Callable[..., Any],
     read_all: Callable[..., list[Any]],
     as_records: Callable[..., Any],
+    snapshot_offset: Callable[[KafkaSettings, str, str, int], int],
     until: Callable[..., None],
 ) -> None:
     settings: KafkaSettings = kafka.settings(partitions=PARTITIONS)
@@ -106,7 +106,7 @@ def test_the_pipeline_killed_in_mid_stream(
             for run, found in values.items()
             for value in found
         ]
-        return max(int(future.get(30).offset) for future in sent)
+        return max(int(future.get(120).offset) for future in sent)
 
     def start() -> Any:
         return start_worker(
@@ -118,41 +118,49 @@ def test_the_pipeline_killed_in_mid_stream(
             DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / "state"),
         )
 
-    def snapshot_offset(partition: int) -> int:
-        found = Collected(Source(f"{settings.prefix}streams", uuid, partition))
-        for record in read_all(settings, "state", partition):
-            found.add(record.key, record.value)
-        return max((s.offset for s in found.complete), default=-1)
+    def snapshot(partition: int) -> int:
+        return snapshot_offset(settings, "streams", uuid, partition)
 
-    def sent_beyond_snapshot() -> bool:
-        """Something was sent that a worker killed now has to send again."""
+    def stands_beyond_a_snapshot(worker: Any) -> bool:
+        """Whether it has sent what the next one must send again; leaves it paused then, to be killed."""
+        worker.pause()
         for partition in range(PARTITIONS):
-            sent = [
-                id_of("windows", record.value).offset for record in read_all(settings, "windows", partition)
-            ]
-            if sent and sent[-1] >= snapshot_offset(partition):
+            sent = read_all(settings, "windows", partition)
+            if sent and id_of("windows", sent[-1].value).offset >= snapshot(partition) >= 0:
                 return True
+        worker.resume()
         return False
 
     write({run: started(run) for run in RUNS})  # before the first worker, and so before any configuration
     worker = start()
+    steps = 0
+
+    def train(more: int) -> int:
+        nonlocal steps
+        steps += more
+        return write({run: training(run, range(steps - more, steps)) for run in RUNS})
+
+    def caught_beyond_a_snapshot(worker: Any) -> bool:
+        train(50)
+        time.sleep(0.5)  # so that it is at work on it; else another turn
+        return stands_beyond_a_snapshot(worker)
+
     for at in range(3):
-        end = write({run: training(run, range(at * 300, at * 300 + 200)) for run in RUNS})
-        until(lambda end=end: max(map(snapshot_offset, range(PARTITIONS))) >= end - 20, what="progress")
-        write({run: training(run, range(at * 300 + 200, at * 300 + 300)) for run in RUNS})
+        end = train(200)
+        until(lambda end=end: max(map(snapshot, range(PARTITIONS))) >= end - 20, what="progress")
         if at < 2:
-            until(sent_beyond_snapshot, what="outputs beyond the snapshot")
+            until(lambda worker=worker: caught_beyond_a_snapshot(worker), what="outputs beyond the snapshot")
             worker.kill()
             worker = start()
     ends = [read_all(settings, "telemetry", partition)[-1].offset for partition in range(PARTITIONS)]
-    until(lambda: all(snapshot_offset(p) > ends[p] for p in range(PARTITIONS)), what="all is processed")
+    until(lambda: all(snapshot(p) > ends[p] for p in range(PARTITIONS)), what="all is processed")
     assert worker.stop() == 0
     producer.close()
 
     repeats = windows = 0
     for partition in range(PARTITIONS):
         core = Pipeline()
-        end = snapshot_offset(partition)
+        end = snapshot(partition)
         log = [r for r in as_records(read_all(settings, "telemetry", partition)) if r.offset < end]
         state = beginning(core, uuid, partition, log)
         wanted: dict[str, list[bytes]] = {"windows": [], "facts": [], "alerts": []}

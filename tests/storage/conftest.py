@@ -176,7 +176,7 @@ class Harness:
         """Sends and waits until the broker has it."""
         name = self.kafka.topics[topic]
         for future in [self._producer.send(name, value, partition=partition) for value in values]:
-            future.get(timeout=20)
+            future.get(timeout=120)
 
     @contextlib.contextmanager
     def sink(self, **storage: Any) -> Iterator[threading.Event]:
@@ -195,7 +195,7 @@ class Harness:
             yield stop
         finally:
             stop.set()
-            thread.join(60)
+            thread.join(120)
         assert codes == [0], self.lines
 
     def drain(self, **storage: Any) -> None:
@@ -206,7 +206,7 @@ class Harness:
         self.lines.clear()
 
     @staticmethod
-    def wait_for(condition: Any, seconds: float = 30) -> None:
+    def wait_for(condition: Any, seconds: float = 120) -> None:
         """Polls until the condition holds."""
         waiting = threading.Event()
         for _ in range(int(seconds / 0.05)):

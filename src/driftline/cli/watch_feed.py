@@ -52,7 +52,6 @@ class Feed:
                 allow_auto_create_topics=False,
                 auto_offset_reset="earliest",  # what retention removed is only a view's loss
                 bootstrap_timeout_ms=5_000,
-                reconnect_backoff_max_ms=1_000,
                 metadata_max_age_ms=5_000,
             )
         except (KafkaError, OSError) as error:
