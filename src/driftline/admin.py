@@ -67,6 +67,18 @@ def is_embedded(settings: KafkaSettings) -> bool:
         client.close()
 
 
+def topic_uuid(settings: KafkaSettings, topic: str) -> str | None:
+    """The UUID of a topic by its full name, None if it does not exist. Raises Unavailable."""
+    client = connect(settings)
+    try:
+        found = _described(client, [topic])
+    except KafkaError as error:
+        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+    finally:
+        client.close()
+    return str(found[topic]["topic_id"]) if topic in found else None
+
+
 def partitions(settings: KafkaSettings, topic: str) -> int | None:
     """Partition count of a topic by its full name, None if it does not exist. Raises Unavailable."""
     client = connect(settings)

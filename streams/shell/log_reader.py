@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
@@ -17,25 +17,15 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.streams.shell.aio_kafka import options
+from driftline.streams.shell.seams import Bounds, OutOfLog
 
 FETCH_BYTES = 4 * 1024 * 1024
 SILENCE_S = 30.0
 """A broker that answers no fetch for so long is taken for unreachable."""
 
 
-class Bounds(NamedTuple):
-    """Offsets [start, end) that the log has."""
-
-    start: int
-    end: int
-
-
-class OutOfLog(Exception):
-    """The log does not have the offset that was asked for (any longer)."""
-
-
 class LogReader:
-    """An async context manager around one consumer that is assigned one partition."""
+    """A ``LogView``: an async context manager around one consumer that is assigned one partition."""
 
     def __init__(self, settings: KafkaSettings, topic: str, partition: int) -> None:
         self._settings = settings

@@ -3,8 +3,6 @@
 Readers drop what they have seen by a high-water mark of ids, so an output must never be delivered after a
 later one of its partition. The producer is idempotent and retries for ever; if a send fails for good all the
 same, the outbox is broken: every further call raises, and the worker starts again from its snapshots.
-
-A *lane* is whatever is waited for together: here, one input partition.
 """
 
 from __future__ import annotations
@@ -18,27 +16,15 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeEr
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.streams.shell.aio_kafka import options
+from driftline.streams.shell.seams import Lane, Oversized
 
 MAX_VALUE_BYTES = 1_000_000
 """Key and value; brokers take 1 MiB with the record's own bytes."""
 STOP_S = 5.0
 
 
-class Oversized(Exception):
-    """An output is larger than Kafka takes."""
-
-
-class Lane:
-    """Counts what was sent and not yet delivered."""
-
-    def __init__(self) -> None:
-        self.pending = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
-
-
 class Outbox:
-    """One producer; idempotent except on the embedded broker, which gives out no producer ids."""
+    """A ``Sender``; idempotent except on the embedded broker, which gives out no producer ids."""
 
     def __init__(self, settings: KafkaSettings, client_id: str, *, idempotent: bool = True) -> None:
         self._idempotent = idempotent
@@ -97,8 +83,7 @@ class Outbox:
                 raise Oversized(str(error)) from error
             except KafkaError as error:
                 self._break(error)
-        lane.pending += 1
-        lane.idle.clear()
+        lane.sent()
         future.add_done_callback(lambda done: self._delivered(lane, done))
 
     async def settled(self, lane: Lane) -> None:
@@ -111,9 +96,7 @@ class Outbox:
         self._check()
 
     def _delivered(self, lane: Lane, done: asyncio.Future[Any]) -> None:
-        lane.pending -= 1
-        if lane.pending == 0:
-            lane.idle.set()
+        lane.delivered()
         if done.cancelled():
             self._break(KafkaError("send cancelled"))
         elif (error := done.exception()) is not None:

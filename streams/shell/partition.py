@@ -11,23 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
 from driftline import events
-from driftline.clock import Clock
-from driftline.errors import BadData, Unavailable
+from driftline.errors import Unavailable
 from driftline.records import Output, Record
-from driftline.settings import Settings
-from driftline.streams.core import Core, is_configuration
-from driftline.streams.shell import snapshots
+from driftline.streams.shell import recovery, snapshots
 from driftline.streams.shell.cursor import Cursor
-from driftline.streams.shell.health import Health
-from driftline.streams.shell.log_reader import LogReader, OutOfLog
-from driftline.streams.shell.outbox import Lane, Outbox, Oversized
+from driftline.streams.shell.seams import Lane, LogRecord, OutOfLog, Oversized, Parts
 from driftline.topics import SPECS, TopicName, partition_of
 
 S = TypeVar("S")
@@ -38,31 +32,7 @@ KEPT_SNAPSHOTS = 2
 FEW_RECORDS = 10
 QUIET_PERIODS = 10
 """A partition with fewer new records (only ticks, say) is saved at every tenth turn."""
-_TAIL_RECORDS = 64
-_LOOK_AGAIN_S = 0.05
 _SINGLE = frozenset(spec.name for spec in SPECS if spec.single)
-
-
-@dataclass(frozen=True)
-class Parts(Generic[S]):
-    """What all partitions of a worker share."""
-
-    core: Core[S]
-    settings: Settings
-    app_id: str
-    topic_uuid: str
-    worker: str
-    config_body: bytes
-    config_digest: str
-    outbox: Outbox
-    health: Health
-    clock: Clock
-    commit: Callable[[int, int], Awaitable[str | None]]
-    """Partition and offset to the consumer group; answers why not, if not."""
-
-    @property
-    def source_topic(self) -> str:
-        return self.settings.kafka.topics[self.core.source]
 
 
 def destination(output: Output, source: TopicName, source_partition: int, partitions: int) -> int:
@@ -93,16 +63,24 @@ class PartitionTask(Generic[S]):
         self._snapshot_offset = -1
         self._snapshot_us = self._snapshot_due_us = self._ticked_us = 0
         self._caught_up_at: int | None = None
+        self._last_put = -1
+        self._jumped = False
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"partition-{partition}")
 
     # --- what the shell calls ---------------------------------------------------------------------------
 
     def put(self, record: Record) -> None:
         """Takes a record that the consumer group delivered."""
+        self._jumped = self._jumped or record.offset <= self._last_put
+        self._last_put = record.offset
         self._buffer.append(record)
         self._arrived.set()
         if len(self._buffer) >= self._parts.settings.streams.batch_records:
             self._full.set()
+
+    def repositioned(self) -> None:
+        """The group was rebalanced: it may well deliver older records again."""
+        self._last_put = -1
 
     @property
     def buffered(self) -> int:
@@ -130,21 +108,45 @@ class PartitionTask(Generic[S]):
     # --- its life ---------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        if self._predecessor is not None:
-            await asyncio.wait({self._predecessor.task})
         cursor = self.cursor = await self._recover()
-        self._predecessor = None
         self._parts.health.recoveries += 1
         self._snapshot_offset, self._snapshot_us = cursor.next, self._parts.clock.steady_us()
         self._plan_snapshot()
         while not self._retired:
             await self._check_config()
             if records := await self._collect():
+                await self._verify()
                 await self._apply(records)
                 await asyncio.sleep(0)
             await self._maybe_snapshot()
         if cursor.next > self._snapshot_offset:
             await self._snapshot()
+
+    async def _recover(self) -> Cursor[S]:
+        before = None
+        if (predecessor := self._predecessor) is not None:
+            await asyncio.wait({predecessor.task})
+            if not predecessor.task.cancelled() and predecessor.task.exception() is None:
+                before = predecessor.cursor  # else its outputs may have gone out by half
+        found = await recovery.recover(self._parts, self._source, before, self._append_own_configuration)
+        self._predecessor = None
+        self._caught_up_at, self._known = found.log_end, found.keys
+        if found.stale:
+            log.info("partition %d: snapshots of a topic that is no more are removed", self.partition)
+        for key in found.stale:
+            await self._write_state(key, None)
+        return found.cursor
+
+    async def _append_own_configuration(self) -> None:
+        await self._append_configuration()
+        await self._parts.outbox.settled(self.tick_lane)
+
+    async def _verify(self) -> None:
+        """Delivery went back without a rebalance: was the log cut, or the topic made again?"""
+        if self._jumped:
+            self._jumped = False
+            if await self._parts.uuid_now() != self._parts.topic_uuid:
+                raise Unavailable(f"topic {self._parts.source_topic} was deleted or made again")
 
     async def _collect(self) -> list[Record]:
         """Up to ``batch_records`` records; fewer after ``batch_wait_us``; none when a snapshot is due."""
@@ -173,7 +175,7 @@ class PartitionTask(Generic[S]):
         """Reads offsets ``cursor.next`` to ``through`` from the log itself: the group skipped them."""
         cursor = self._at
         log.info("partition %d: reading offsets %d to %d again", self.partition, cursor.next, through)
-        async with LogReader(self._parts.settings.kafka, self._parts.source_topic, self.partition) as reader:
+        async with self._parts.open_log(self._parts.source_topic, self.partition) as reader:
             while cursor.next <= through and not self._retired:
                 try:
                     async for batch in reader.read(cursor.next, through + 1):
@@ -184,7 +186,7 @@ class PartitionTask(Generic[S]):
                 except OutOfLog:
                     await self._skip((await reader.bounds()).start, through)
 
-    async def _apply_plain(self, batch: Sequence[Any]) -> None:
+    async def _apply_plain(self, batch: Sequence[LogRecord]) -> None:
         records = [Record(self.partition, r.offset, r.timestamp, r.value) for r in batch]
         fed = self._at.feed(records, plain=True)
         self._parts.health.received += len(records)
@@ -314,84 +316,6 @@ class PartitionTask(Generic[S]):
     async def _write_state(self, key: bytes, value: bytes | None) -> None:
         topic = self._parts.settings.kafka.topics["state"]
         await self._parts.outbox.send(self._lane, topic, self.partition, key=key, value=value)
-
-    async def _recover(self) -> Cursor[S]:
-        """The highest of: the predecessor's cursor, complete snapshots, the beginning of the log."""
-        parts = self._parts
-        collected = await self._read_snapshots()
-        # The log's end only after the snapshots: another worker may have written both meanwhile.
-        async with LogReader(parts.settings.kafka, parts.source_topic, self.partition) as reader:
-            bounds = await reader.bounds()
-        self._caught_up_at = bounds.end
-        self._known = dict(collected.keys)
-        if any(found.offset > bounds.end for found in collected.complete):
-            log.error(
-                "partition %d: snapshots lie beyond the end of the log (%d), which was cut: not used",
-                *(self.partition, bounds.end),
-            )
-        before = self._predecessor.cursor if self._predecessor is not None else None
-        floor = before.next if before is not None and before.next <= bounds.end else -1
-        for snapshot in collected.ranked(bounds.end):
-            if snapshot.id.offset <= floor:
-                break
-            try:
-                cursor = Cursor(parts.core, parts.core.load(snapshot.data), snapshot.id.offset)
-            except BadData as error:
-                log.error("partition %d: snapshot %s: %s", self.partition, snapshot.id, error)
-                continue
-            self._told("the snapshot at", cursor.next, bounds.end)
-            return cursor
-        if before is not None and floor >= 0:
-            self._told("what it knew, at", before.next, bounds.end)
-            return before
-        self._told("the beginning,", 0, bounds.end)
-        state = parts.core.fresh(parts.topic_uuid, self.partition)
-        parts.core.prime(state, await self._first_configuration())
-        return Cursor(parts.core, state, 0)
-
-    async def _first_configuration(self) -> Record:
-        """The log's first configuration, which is the worker's own where the log has none yet."""
-        parts, at, appended = self._parts, 0, False
-        while True:
-            async with LogReader(parts.settings.kafka, parts.source_topic, self.partition) as reader:
-                bounds = await reader.bounds()
-                at = max(at, bounds.start)
-                try:
-                    async for batch in reader.read(at, bounds.end):
-                        for found in batch:
-                            if is_configuration(found.value):
-                                return Record(self.partition, found.offset, found.timestamp, found.value)
-                        at = batch[-1].offset + 1
-                except OutOfLog:  # retention moved the start meanwhile
-                    continue
-            if not appended:
-                await self._append_configuration()
-                await parts.outbox.settled(self.tick_lane)
-                appended = True
-            await asyncio.sleep(_LOOK_AGAIN_S)
-
-    def _told(self, start: str, offset: int, end: int) -> None:
-        log.info("partition %d: goes on from %s offset %d of %d", self.partition, start, offset, end)
-
-    async def _read_snapshots(self) -> snapshots.Collected:
-        """From the tail of ``state``, further back until a complete snapshot turns up (any is right)."""
-        topic = self._parts.settings.kafka.topics["state"]
-        async with LogReader(self._parts.settings.kafka, topic, self.partition) as reader:
-            bounds = await reader.bounds()
-            tail = _TAIL_RECORDS
-            while True:
-                start = max(bounds.start, bounds.end - tail)
-                found = snapshots.Collected(self._source)
-                try:
-                    async for batch in reader.read(start, bounds.end):
-                        for record in batch:
-                            found.add(record.key, record.value)
-                except OutOfLog:  # the cleaner moved the start meanwhile
-                    bounds = await reader.bounds()
-                    continue
-                if found.complete or start == bounds.start:
-                    return found
-                tail *= 8
 
     @property
     def _at(self) -> Cursor[S]:

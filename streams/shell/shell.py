@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from aiokafka.errors import KafkaError
 from faust.exceptions import FaustError
 
-from driftline.admin import ensure_topics
+from driftline import admin
 from driftline.clock import Clock
 from driftline.config import digest
 from driftline.errors import Unavailable
@@ -22,20 +22,20 @@ from driftline.records import Record
 from driftline.settings import Settings
 from driftline.streams.core import Core
 from driftline.streams.shell import faust_app
+from driftline.streams.shell.assignments import Assignments
 from driftline.streams.shell.health import Health
+from driftline.streams.shell.log_reader import LogReader
 from driftline.streams.shell.outbox import Outbox
-from driftline.streams.shell.partition import PartitionTask, Parts
+from driftline.streams.shell.seams import Parts
 
 S = TypeVar("S")
 log = logging.getLogger(__name__)
 
-BUFFER_RECORDS = 4_000
-BUFFER_BYTES = 64 * 1024 * 1024
-"""Records that wait for their partition; beyond either bound the consumer is held back."""
 HEALTH_S = 10.0
 STUCK_US = 15_000_000
 """A tick that is under way for so long tells that the broker is away."""
-TOPICS_S = 30.0
+TOPICS_S = 5.0
+"""How often the source topic is asked for its UUID."""
 STOP_S = 10.0
 """The longest that stopping waits for last snapshots, and for Faust."""
 
@@ -58,7 +58,6 @@ class Shell(Generic[S]):
     ) -> None:
         self._settings = settings
         self._app_id = app_id
-        self._uuids = topic_uuids
         self.health = health
         self._topic = settings.kafka.topics[core.source]
         self._outbox = Outbox(settings.kafka, f"driftline-{worker}", idempotent=not embedded)
@@ -80,14 +79,12 @@ class Shell(Generic[S]):
             outbox=self._outbox,
             health=health,
             clock=clock,
+            open_log=lambda topic, partition: LogReader(settings.kafka, topic, partition),
             commit=self._commit,
+            uuid_now=self._uuid_now,
         )
-        self._tasks: dict[int, PartitionTask[S]] = {}
-        self._retired: dict[int, PartitionTask[S]] = {}
-        """Between a revocation and the assignment that follows."""
-        self._ending: set[PartitionTask[S]] = set()
+        self._assignments = Assignments(self._parts, self._fail)
         self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._buffered_bytes = 0
         self._wire()
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
@@ -96,7 +93,12 @@ class Shell(Generic[S]):
         started()
         own = [
             asyncio.create_task(self._guard(work))
-            for work in (self._start_faust(), self._tick(), self._report(), self._watch_topics())
+            for work in (
+                self._start_faust(),
+                self._assignments.tick_forever(),
+                self._report(),
+                self._watch_topics(),
+            )
         ]
         stopping: asyncio.Future[Any] = asyncio.create_task(stop.wait())
         try:
@@ -127,48 +129,19 @@ class Shell(Generic[S]):
 
     async def _collect(self, stream: Any) -> None:
         """The agent: hands each record to its partition, acknowledges nothing."""
-        tasks, health = self._tasks, self.health
+        assignments = self._assignments
         async for event in stream.noack().events():
             message = event.message
-            health.received += 1
-            task = tasks.get(message.partition)
-            if task is None:
-                health.dropped["unassigned"] += 1
-                continue
             # Faust's times are float seconds; the log's are integer milliseconds.
             time_ms = round(message.timestamp * 1000)
-            task.put(Record(message.partition, message.offset, time_ms, message.value))
-            self._buffered_bytes += len(message.value or b"")
-            if self._buffered_bytes > BUFFER_BYTES or task.buffered > BUFFER_RECORDS:
-                await self._wait_for_room()
-
-    async def _wait_for_room(self) -> None:
-        while sum(task.buffered for task in self._tasks.values()) > BUFFER_RECORDS // 4:
-            await asyncio.sleep(0.005)
-        self._buffered_bytes = 0
+            if not assignments.deliver(Record(message.partition, message.offset, time_ms, message.value)):
+                await assignments.room()
 
     async def _on_revoked(self, _app: Any, revoked: Iterable[Any], **_: Any) -> None:
-        for partition in sorted({tp.partition for tp in revoked if tp.topic == self._topic}):
-            if (task := self._tasks.pop(partition, None)) is not None:
-                task.retire()
-                self._retired[partition] = task
-                self.health.lag.pop(partition, None)
+        self._assignments.revoked({tp.partition for tp in revoked if tp.topic == self._topic})
 
     async def _on_assigned(self, _app: Any, assigned: Iterable[Any], **_: Any) -> None:
-        wanted = {tp.partition for tp in assigned if tp.topic == self._topic}
-        for partition in sorted(set(self._tasks) - wanted):  # Faust told no revocation: retire all the same
-            task = self._tasks.pop(partition)
-            task.retire()
-            self._retired[partition] = task
-            self.health.lag.pop(partition, None)
-        gone = {p: task for p, task in self._retired.items() if p not in wanted}
-        self._ending = {*(task for task in self._ending if not task.task.done()), *gone.values()}
-        for partition in sorted(wanted - set(self._tasks)):
-            task = PartitionTask(self._parts, partition, self._retired.pop(partition, None))
-            task.task.add_done_callback(self._ended)
-            self._tasks[partition] = task
-        self._retired.clear()  # what others own now need not be remembered
-        log.info("partitions of %s assigned here: %s", self._topic, sorted(wanted) or "none")
+        self._assignments.assigned({tp.partition for tp in assigned if tp.topic == self._topic})
 
     # --- tasks of its own -------------------------------------------------------------------------------
 
@@ -181,26 +154,16 @@ class Shell(Generic[S]):
             raise Unavailable(f"the consumer stopped: {reason!r}") from reason
         raise reason if reason is not None else Unavailable("the consumer stopped")
 
-    async def _tick(self) -> None:
-        period_s = self._settings.streams.tick_us / 1e6
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            for task in list(self._tasks.values()):
-                await task.tick()
-            due = max(due + period_s, loop.time())
-            await asyncio.sleep(due - loop.time())
-
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(HEALTH_S)
             self._measure_lag()
             log.info("%s", self.health.line())
-            if any(task.stuck_us() > STUCK_US for task in self._tasks.values()):
+            if self._assignments.stuck_us() > STUCK_US:
                 log.warning("the broker takes no records; waiting for it")
 
     def _measure_lag(self) -> None:
-        for partition, task in self._tasks.items():
+        for partition, task in self._assignments.tasks.items():
             end = faust_app.highwater(self._app, self._topic, partition)
             if end is not None and task.cursor is not None:
                 self.health.lag[partition] = max(0, end - task.cursor.next)
@@ -210,11 +173,14 @@ class Shell(Generic[S]):
         while True:
             await asyncio.sleep(TOPICS_S)
             try:
-                found = await asyncio.to_thread(ensure_topics, self._settings.kafka)
+                found = await self._uuid_now()
             except Unavailable:
                 continue  # Kafka clients wait for the broker by themselves
-            if found[self._topic] != self._uuids[self._topic]:
-                raise Unavailable(f"topic {self._topic} was deleted and made again")
+            if found != self._parts.topic_uuid:
+                raise Unavailable(f"topic {self._topic} was deleted or made again")
+
+    async def _uuid_now(self) -> str | None:
+        return await asyncio.to_thread(admin.topic_uuid, self._settings.kafka, self._topic)
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -222,10 +188,6 @@ class Shell(Generic[S]):
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - handed to run(), which raises it
-            self._fail(error)
-
-    def _ended(self, done: asyncio.Task[None]) -> None:
-        if not done.cancelled() and (error := done.exception()) is not None:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -239,10 +201,7 @@ class Shell(Generic[S]):
 
     async def _stop(self, own: list[asyncio.Task[None]]) -> None:
         """Last snapshots, then leave the group, then close the producer; each within a bound."""
-        tasks = {*self._tasks.values(), *self._retired.values(), *self._ending}
-        for task in tasks:
-            task.retire()
-        if waiting := {task.task for task in tasks if not task.task.done()}:
+        if waiting := self._assignments.retire_all():
             _, late = await asyncio.wait(waiting, timeout=STOP_S)
             for straggler in late:
                 straggler.cancel()

@@ -93,11 +93,13 @@ class Collected:
         self.complete: dict[SnapshotId, bytes] = {}
         self.keys: dict[SnapshotId, list[bytes]] = {}
         """All keys that hold a value, to be made tombstones when they are no longer needed."""
+        self._foreign: dict[bytes, None] = {}
 
     def add(self, key: bytes | None, value: bytes | None) -> None:
         """Takes one record of ``state``; records of others are passed over."""
         parsed = _parse(self._source, key)
         if parsed is None or key is None:
+            self._note_foreign(key, value)
             return
         snapshot, part = parsed
         if value is None:
@@ -111,10 +113,23 @@ class Collected:
             self.complete[snapshot] = data
             del self._parts[snapshot]
 
+    @property
+    def foreign(self) -> list[bytes]:
+        """Keys that hold a value of the same app and partition, but of an input topic with another UUID."""
+        return list(self._foreign)
+
     def ranked(self, end: int) -> list[Snapshot]:
         """Complete snapshots with offsets up to ``end``, the best first."""
         best = sorted((found for found in self.complete if found.offset <= end), reverse=True)
         return [Snapshot(found, self.complete[found]) for found in best]
+
+    def _note_foreign(self, key: bytes | None, value: bytes | None) -> None:
+        if key is None or not _of_another_topic(self._source, key):
+            return
+        if value is None:
+            self._foreign.pop(key, None)
+        else:
+            self._foreign[key] = None
 
     def _forget(self, snapshot: SnapshotId, key: bytes) -> None:
         self._parts.pop(snapshot, None)
@@ -128,6 +143,12 @@ class Collected:
 
 def _key(source: Source, snapshot: SnapshotId, part: str) -> bytes:
     return f"{source.prefix}{snapshot.offset:020d}/{snapshot.writer}/{part}".encode()
+
+
+def _of_another_topic(source: Source, key: bytes) -> bool:
+    app, _, rest = key.decode(errors="replace").partition("/")
+    parts = rest.split("/")
+    return app == source.app and len(parts) == 5 and parts[1] == str(source.partition)
 
 
 def _parse(source: Source, key: bytes | None) -> tuple[SnapshotId, str] | None:
