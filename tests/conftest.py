@@ -26,6 +26,11 @@ from driftline.broker import EmbeddedBroker
 from driftline.connection import KafkaSettings
 
 # Random tests look for new faults wherever people work; whether a change lands must not depend on luck.
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile(
+    "people", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("people")
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")

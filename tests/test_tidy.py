@@ -221,7 +221,7 @@ print(sorted({"torch", "faust", "duckdb", "deltalake", "matplotlib", "typer", "r
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONSAFEPATH": "1"},
     )

@@ -54,7 +54,7 @@ def driftline(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**clean, **env},
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -84,7 +84,7 @@ def test_help_loads_no_client_library() -> None:
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.strip() == "[]"
 
@@ -223,7 +223,7 @@ from driftline.cli import main
 main()
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program, command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, command], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 2
     assert len(ended.stderr.splitlines()) == 1

@@ -149,7 +149,7 @@ class Role:
 
     def stop(self, number: int) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -49,9 +50,10 @@ class Demo:
         """The processes that it started, by a word of their command."""
         found = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
-            words = child.cmdline()
-            name = next((w for w in ("streams", "scheduler", "sink", "evaluator") if w in words), None)
-            found[name or f"{child.pid}"] = child
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile
+                words = child.cmdline()
+                name = next((w for w in ("streams", "scheduler", "sink", "evaluator") if w in words), None)
+                found[name or f"{child.pid}"] = child
         return found
 
     def end(self) -> int:

@@ -36,7 +36,7 @@ from driftline.settings import EvaluatorSettings, Settings
 REF = SuiteRef(name="tiny", target="tiny_service_suites:suite")
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = 120.0) -> Any:
     end = time.monotonic() + timeout_s
     while not (got := condition()):
         assert time.monotonic() < end, "did not happen in time"
@@ -110,7 +110,7 @@ class Bench:
     def end(self) -> None:
         self.service.stop()
         if self.thread.is_alive():
-            self.thread.join(20)
+            self.thread.join(120)
         assert not self.thread.is_alive()
 
 
@@ -165,7 +165,7 @@ class Gate:
 
     def load(self, checkpoint: Any, device: str) -> Any:
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(120)
         return self.tiny.Model()
 
 

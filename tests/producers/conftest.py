@@ -50,7 +50,7 @@ class Sdk:
         return {name: value for name, _, value, _ in self.samples()}
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Waits until the condition holds; fails after the time."""
     end = time.monotonic() + seconds
     while not condition():
@@ -72,7 +72,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sdk]]:
 
     def start(*, init: dict[str, Any] | None = None, way: MemoryTransport | None = None, **sdk: Any) -> Sdk:
         way = way or MemoryTransport()
-        quiet: dict[str, Any] = {"flush_us": 10_000, "system": (), "exit_us": 3_000_000}
+        quiet: dict[str, Any] = {"flush_us": 10_000, "system": (), "exit_us": 60_000_000}
         settings = Settings(sdk=SdkSettings(**(quiet | sdk)))
         arguments: dict[str, Any] = {"name": "test", "settings": settings, "transport": way} | (init or {})
         made.append(Sdk(driftline.init(**arguments), way))

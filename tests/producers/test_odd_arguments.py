@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -210,24 +212,27 @@ def test_no_thread_left_is_no_reason_to_stop_training(
     assert any("no thread" in message for message in caplog.messages)
 
 
-def test_a_client_that_cannot_be_loaded_is_an_absent_broker(sdk: Callable[..., Any]) -> None:
+def test_a_client_that_cannot_be_loaded_is_an_absent_broker(
+    sdk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wait_for: Any
+) -> None:
     """Whatever connecting raises is tried again after a pause, not at every round."""
+    monkeypatch.setattr("driftline.producers.delivery.RETRY_US", 300_000)
     under_test = sdk()
     under_test.way.away = True
-    attempts = []
+    attempts: list[float] = []
 
     def fail(**_: object) -> None:
-        attempts.append(1)
+        attempts.append(time.monotonic())
         raise DeprecationWarning("turned into an error by the program")
 
     under_test.way.open = fail
     under_test.run.log({"loss": 1.0})
-    under_test.run.flush(timeout=0.5)
-    assert len(attempts) <= 2
+    wait_for(lambda: len(attempts) >= 3)
+    assert all(later - earlier >= 0.3 for earlier, later in pairwise(attempts)), "rounds are 10 ms apart"
     assert "errors" not in under_test.run.counters()
     del under_test.way.open
     under_test.way.away = False
-    assert under_test.run.flush(timeout=5)
+    assert under_test.run.flush(timeout=120)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -58,7 +58,7 @@ class Worker:
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def stop(self, timeout_s: float = 60) -> int:
+    def stop(self, timeout_s: float = 120) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
@@ -131,7 +131,7 @@ def as_records() -> Callable[[list[Any]], list[Record]]:
     return lambda found: [Record(r.partition, r.offset, r.timestamp, r.value) for r in found]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 120, what: str = "") -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 240, what: str = "") -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end:

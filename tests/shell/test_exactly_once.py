@@ -115,7 +115,7 @@ class Outputs:
     def wait_for(self, offset: int, what: str) -> None:
         self.wait_until(lambda: min(self.reached.values()) >= offset, f"{what} ({offset})")
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < end, f"not within {timeout_s} s: {what}; outputs at {self.reached}"

@@ -152,7 +152,7 @@ def test_topics_that_do_not_fit_end_the_worker_with_one_message(
     client.create_topics({settings.topics["telemetry"]: made | {"replication_factor": 1}})
     client.close()
     worker = start_worker(settings)
-    assert worker.process.wait(60) == 2
+    assert worker.process.wait(240) == 2
     (line,) = worker.text().splitlines()
     assert settings.topics["telemetry"] in line
     assert {"partitions": "delete the topic", "time stamps": "--add-config"}[wrong] in line

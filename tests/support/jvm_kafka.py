@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = "4.3.1"
 JARS = ROOT / ".cache" / f"kafka-{VERSION}"
-START_SECONDS = 90
+START_SECONDS = 180
 
 
 class CannotStart(RuntimeError):
@@ -31,11 +32,16 @@ class CannotStart(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port on loopback that was free a moment ago, below those that the kernel gives to connections.
+
+    One of those could be taken by any client while the broker is away: even by the client that tries to reach
+    it, which then talks to itself and keeps the broker from its port.
+    """
+    while True:
+        port = random.randrange(11_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def jars() -> Path:
