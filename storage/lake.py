@@ -22,11 +22,16 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 import deltalake
+import duckdb
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.storage.relations import source
+from driftline.storage.resume import READ, read_seen
+from driftline.storage.seen import Seen
+from driftline.storage.store import Conflict
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
 COMPACT_FILES = 32
@@ -39,20 +44,9 @@ _ROW_GROUP = 256 * 1024
 _BAD_CHARACTERS = frozenset("[]^|\\%?\n\r\0")
 
 
-class Conflict(Exception):
-    """Another writer committed the same partition: read the positions again and start from there."""
-
-
-class App:
-    """Application ids: ``<topic uuid>/<partition>``."""
-
-    @staticmethod
-    def id(topic_uuid: str, partition: int) -> str:
-        return f"{topic_uuid}/{partition}"
-
-
 class Lake:
-    """The tables under one root, opened for writing; missing ones are made.
+    """The tables under one root, opened for writing; missing ones are made. Implements
+    :class:`~driftline.storage.store.Tables`.
 
     Raises:
         SettingsError: the root cannot be written.
@@ -80,26 +74,20 @@ class Lake:
         return sum(path.stat().st_size for path in map(Path, self.files(name)) if path.exists())
 
     def version(self, name: TableName, app: str) -> int:
-        """Last offset of ``app`` (see :class:`App`) whose rows the table has, -1 before the first."""
+        """Last offset of ``app`` whose rows the table has, -1 before the first."""
         version = self._handles[name].transaction_version(app)
         return -1 if version is None else version
 
     def commit(
-        self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], reached: Mapping[str, int]
+        self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
     ) -> None:
-        """Appends ``rows`` (None for none) and moves each app from its ``expected`` to its ``reached``
-        offset, all or nothing.
-
-        Raises:
-            Conflict: an app is not at its expected offset; nothing was written.
-            Unavailable: the folder cannot be written (full, gone); nothing was written.
-        """
+        """See :meth:`driftline.storage.store.Tables.commit`."""
         handle = self._handles[name]
         for app, offset in expected.items():
             if self.version(name, app) != offset:
                 raise Conflict(f"{name}: {app} is at {self.version(name, app)}, not at {offset}")
-        moves = [Transaction(app, offset) for app, offset in reached.items()]
-        properties = CommitProperties(app_transactions=moves)
+        transactions = [Transaction(app, offset) for app, offset in moves.items()]
+        properties = CommitProperties(app_transactions=transactions)
         try:
             if rows is None:
                 handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
@@ -117,6 +105,17 @@ class Lake:
             raise Conflict(f"{name}: {error}") from error
         except (DeltaError, OSError) as error:
             raise Unavailable(f"table {name} in {self.root} cannot be written: {error}") from error
+
+    def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
+        """The marks of what is stored; raises BadData if a file of a table is missing or broken."""
+        try:
+            relations = {name: source(name, self.files(name)) for name in READ}
+            return read_seen(relations, telemetry_uuid, starts)
+        except duckdb.Error as error:
+            line = str(error).partition("\n")[0]
+            raise BadData(
+                f"what is stored in {self.root} cannot be read, a file is missing or broken: {line}"
+            ) from error
 
     def compact(
         self, name: TableName, *, at_least: int = COMPACT_FILES, keep_hours: int = KEEP_HOURS

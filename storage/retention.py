@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import duckdb
 
-from driftline.storage.lake import App, Lake
+from driftline.storage.lake import Lake
 from driftline.storage.relations import source, text
+from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, TableName
 
 EXPIRING: tuple[TableName, ...] = ("samples", "log", "eval_items")

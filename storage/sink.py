@@ -40,11 +40,11 @@ from driftline.connection import kafka_python
 from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.records import Record
 from driftline.settings import Settings
+from driftline.storage.core import SinkCore, Spot
 from driftline.storage.dead_letters import DeadLetters
-from driftline.storage.lake import App, Conflict, Lake
-from driftline.storage.resume import read_seen
-from driftline.storage.rows import Rows, Source
-from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
+from driftline.storage.lake import Lake
+from driftline.storage.store import Conflict
+from driftline.storage.tables import FEEDS
 from driftline.storage.upkeep import Upkeep
 
 EMPTY_US = 30 * SECOND_US
@@ -125,16 +125,9 @@ class Sink:
         self._say = say
         self._clock = clock
         self._lake = Lake(settings.storage.root)
-        self._fresh = True
-        """The lake was not read from since it was loaded."""
-        self._rows = Rows()
-        self._sources: dict[str, Source] = {}
-        self._reached: dict[tuple[str, int], int] = {}
-        """Last offset read of each (full topic name, partition)."""
-        self._committed: dict[tuple[TableName, str, int], int] = {}
-        self._floors: dict[tuple[str, int], dict[TableName, int]] = {}
-        """Partitions of which some tables are ahead, with how far."""
-        self._counts: Counter[str] = Counter()
+        self._core = SinkCore(self._lake)
+        self._counts = self._core.counts
+        self._spots: dict[Any, Spot] = {}
         self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
         self._dead = DeadLetters(settings.kafka, clock)
         now = clock.steady_us()
@@ -211,52 +204,27 @@ class Sink:
 
     def _resume(self, consumer: Any, uuids: dict[str, str]) -> None:
         """Forgets what waits, reads positions and marks from the tables, and seeks there."""
-        if not self._fresh:
-            self._lake.reload()
-        self._fresh = False
         topics = self._kafka.topics
-        self._sources = {topics[name]: Source(name, uuids[topics[name]]) for name in FEEDS}
-        self._reached, self._committed, self._floors = {}, {}, {}
-        self._dead.forget()
-        spots = [TopicPartition(topic, p) for topic in self._sources for p in range(self._kafka.partitions)]
-        consumer.assign(spots)
-        oldest = consumer.beginning_offsets(spots)
-        for spot in spots:
-            consumer.seek(spot, self._start(spot, oldest[spot]))
-        telemetry = topics["telemetry"]
-        starts = {
-            partition: offset + 1
-            for (topic, partition), offset in self._reached.items()
-            if topic == telemetry
+        self._spots = {
+            TopicPartition(topics[name], partition): Spot(name, uuids[topics[name]], partition)
+            for name in FEEDS
+            for partition in range(self._kafka.partitions)
         }
-        counts = self._rows.counts
-        self._rows = Rows(read_seen(self._lake, uuids[telemetry], starts))
-        self._rows.counts = counts
+        consumer.assign(list(self._spots))
+        oldest = consumer.beginning_offsets(list(self._spots))
+        starts = self._core.resume({spot: oldest[place] for place, spot in self._spots.items()})
+        for place, spot in self._spots.items():
+            consumer.seek(place, starts[spot])
+        for gap in self._core.gaps:
+            self._say(
+                f"sink: {topics[gap.spot.topic]}/{gap.spot.partition} no longer has offsets {gap.first} to "
+                f"{gap.last}: their rows are lost (raise the topic's retention above the sink's longest "
+                "outage)"
+            )
         self._waiting_since = None
         self._last_heard = self._clock.steady_us()
         if self._trouble is None:
             self._say(f"sink: reading from {self._kafka.bootstrap} into {self._lake.root}")
-
-    def _start(self, spot: Any, oldest: int) -> int:
-        """The offset to read a partition from."""
-        source = self._sources[spot.topic]
-        app = App.id(source.uuid, spot.partition)
-        floors = {name: self._lake.version(name, app) for name in FEEDS[source.topic]}
-        for name, offset in floors.items():
-            self._committed[name, spot.topic, spot.partition] = offset
-        start = min(floors.values()) + 1
-        if start < oldest:
-            if start > 0:
-                self._counts["gaps"] += 1
-                self._say(
-                    f"sink: {spot.topic}/{spot.partition} no longer has offsets {start} to {oldest - 1}: "
-                    "their rows are lost (raise the topic's retention above the sink's longest outage)"
-                )
-            start = oldest
-        self._reached[spot.topic, spot.partition] = start - 1
-        if max(floors.values()) >= start:
-            self._floors[spot.topic, spot.partition] = floors
-        return start
 
     def _read(self, consumer: Any) -> int:
         """One poll; returns the number of records."""
@@ -276,22 +244,10 @@ class Sink:
         elif now - self._last_heard > _QUIET_US:
             self._last_heard = now  # the client hides a lost broker: ask it something that must be answered
             consumer.beginning_offsets([next(iter(consumer.assignment()))], timeout_ms=5_000)
-        for spot, found in polled.items():
-            self._take(spot, found)
+        for place, found in polled.items():
+            records = (Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found)
+            self._core.take(self._spots[place], records)
         return sum(map(len, polled.values()))
-
-    def _take(self, spot: Any, found: list[Any]) -> None:
-        source = self._sources[spot.topic]
-        key = (spot.topic, spot.partition)
-        floors = self._floors.get(key)
-        for raw in found:
-            record = Record(spot.partition, raw.offset, raw.timestamp, raw.value)
-            bad = self._rows.add(source, record, floors)
-            if bad is not None:
-                self._dead.add(source.topic, record, bad)
-        self._reached[key] = found[-1].offset
-        if floors and found[-1].offset >= max(floors.values()):
-            del self._floors[key]
 
     def _catch_up(self, consumer: Any, stopping: _Stopping) -> None:
         """Reads to the end of what is there, within a bound. The end is the high watermark of the fetches
@@ -308,13 +264,15 @@ class Sink:
 
     def _on_time(self, consumer: Any) -> None:
         """Retention, commits, the catalog and the health line, each when it is due."""
-        self._upkeep.expire(self._sources[self._kafka.topics["telemetry"]].uuid, self._kafka.partitions)
+        telemetry = next(spot for spot in self._spots.values() if spot.topic == "telemetry")
+        self._upkeep.expire(telemetry.uuid, self._kafka.partitions)
         now = self._clock.steady_us()
-        if self._rows.pressing and self._waiting_since is None:
+        if self._core.pressing and self._waiting_since is None:
             self._waiting_since = now
         late = self._waiting_since is not None and now - self._waiting_since >= self._storage.commit_us
         empty = now - self._last_empty >= EMPTY_US
-        full = self._rows.waiting >= self._storage.commit_rows or self._rows.bytes > _MAX_WAITING_BYTES
+        full = self._core.waiting >= self._storage.commit_rows
+        full = full or self._core.waiting_bytes > _MAX_WAITING_BYTES
         if late or full or empty:
             self._commit(empty=empty)
             self._upkeep.compact()
@@ -325,46 +283,23 @@ class Sink:
 
     def _commit(self, *, empty: bool) -> None:
         """Commits what waits; with ``empty`` also moves on the tables that got no rows."""
-        self._dead.send()
-        tables = self._rows.take()
+        if self._core.letters:
+            self._dead.send(self._core.letters)
+            self._core.letters.clear()
         self._waiting_since = None
-        for name in TABLE_NAMES:
-            rows = tables.get(name)
-            moves = self._moves(name)
-            assert rows is None or moves, f"rows of {name} without a record that brought them"
-            if moves and (rows is not None or empty):
-                ids = {spot: App.id(self._sources[spot[0]].uuid, spot[1]) for spot in moves}
-                self._lake.commit(
-                    name,
-                    rows,
-                    {ids[spot]: before for spot, (before, _) in moves.items()},
-                    {ids[spot]: after for spot, (_, after) in moves.items()},
-                )
-                self._counts["commits"] += 1
-                self._counts["rows"] += rows.num_rows if rows is not None else 0
-                if rows is not None:
-                    self._upkeep.changed()
-                for (topic, partition), (_, after) in moves.items():
-                    self._committed[name, topic, partition] = after
+        for committed in self._core.commits(empty=empty):
+            if committed.rows:
+                self._upkeep.changed()
         if empty:
             self._last_empty = self._clock.steady_us()
-
-    def _moves(self, name: TableName) -> dict[tuple[str, int], tuple[int, int]]:
-        """Partitions that feed the table and have been read beyond its position: (position, reached)."""
-        moves = {}
-        for spot, reached in self._reached.items():
-            before = self._committed.get((name, *spot))
-            if before is not None and reached > before:
-                moves[spot] = (before, reached)
-        return moves
 
     def _health(self) -> None:
         """One line of counters, if any of them moved."""
         self._last_health = self._clock.steady_us()
-        counts = self._rows.counts + self._counts
+        counts = self._counts
         if counts == self._last_said:
             return
-        self._last_said = counts
+        self._last_said = counts.copy()
         named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
         rare = ("rows expired", "gaps", "conflicts", "catalog_errors")
         shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]

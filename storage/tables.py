@@ -32,6 +32,8 @@ FEEDS: dict[TopicName, tuple[TableName, ...]] = {
     "eval-items": ("eval_items",),
 }
 """What one record of a topic can give rows to. No table has two topics."""
+OUTPUT_TABLES: tuple[TableName, ...] = ("windows", "facts", "alerts")
+"""What the stream workers put out, each row with its output id."""
 
 TIME = pa.timestamp("us", "UTC")
 _TEXT, _INT, _LONG, _FLOAT, _BYTES = pa.utf8(), pa.int32(), pa.int64(), pa.float64(), pa.binary()

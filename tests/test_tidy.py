@@ -35,6 +35,7 @@ PURE = (
     *(f"{name}.py" for name in ("config", "detector_params", "events", "frames", "metric_names", "records")),
     *(f"{name}.py" for name in ("topics", "units", "window_rows", "identity", "connection")),
     *(f"settings_{name}.py" for name in ("build", "read", "rules", "schema")),
+    *(f"storage/{name}.py" for name in ("core", "memory_lake", "rows", "seen", "store", "tables")),
     "cli/watch_state.py",
     "cli/watch_view.py",
 )

@@ -17,10 +17,11 @@ from driftline import admin, events, frames, window_rows
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.records import OutputId, Record
 from driftline.settings import Settings, StorageSettings
-from driftline.storage.lake import App, Lake
+from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.rows import Rows, Source
 from driftline.storage.sink import run_sink
+from driftline.storage.store import App
 
 T0 = 1_700_000_000_000_000
 UUID = "11111111-1111-1111-1111-111111111111"

@@ -19,7 +19,8 @@ import pytest
 from deltalake import DeltaTable
 
 from driftline.errors import BadData, SettingsError
-from driftline.storage.lake import Conflict, Lake, read_files
+from driftline.storage.lake import Lake, read_files
+from driftline.storage.store import Conflict
 from driftline.storage.tables import TABLES
 
 

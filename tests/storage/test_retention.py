@@ -16,9 +16,10 @@ import pytest
 from driftline.clock import ManualClock, SystemClock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
-from driftline.storage import resume, sink, upkeep
-from driftline.storage.lake import Conflict, Lake
+from driftline.storage import sink, upkeep
+from driftline.storage.lake import Lake
 from driftline.storage.retention import MAX_TERMS, Range, cutoff, passes
+from driftline.storage.store import Conflict
 from driftline.storage.tables import FEEDS, TABLE_NAMES
 from driftline.storage.upkeep import EVERY_US, FIRST_US, RETRY_US, Upkeep
 
@@ -73,7 +74,7 @@ def settle(store: Any, make: Any) -> None:
 
 
 def marks(store: Any, make: Any, start: int = 10**9) -> Any:
-    seen = resume.read_seen(Lake(store.root), make.uuid, {0: start})
+    seen = Lake(store.root).seen(make.uuid, {0: start})
     return dict(seen.processes._seq)
 
 

@@ -18,8 +18,9 @@ from driftline import admin, events, records
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.settings import Settings, StorageSettings
-from driftline.storage.lake import App, Lake
+from driftline.storage.lake import Lake
 from driftline.storage.sink import run_sink
+from driftline.storage.store import App
 from driftline.storage.tables import FEEDS
 
 

@@ -1,0 +1,189 @@
+"""What a sink decides: where to read from, what each commit holds, when to start again. Pure.
+
+    resume(oldest) -> positions        take(spot, records)        commits() -> one table after the other
+
+Positions come from the tables' own transactions. After a conflict or a failed write, and whenever the
+partitions change, :meth:`SinkCore.resume` drops all that waits and reads the positions again; each partition
+is read from the smallest position of the tables that it feeds, and a table that is further on skips what it
+has.
+
+Between two commits of :meth:`SinkCore.commits` the sink may be killed, paused or go on for ever after it lost
+its partitions: rows and positions of a table move together, and a commit is refused if someone else moved one
+of its partitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from driftline.errors import BadRecord
+from driftline.records import Record
+from driftline.storage.rows import Rows, Source
+from driftline.storage.store import App, Tables
+from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
+from driftline.topics import TopicName
+
+
+class Spot(NamedTuple):
+    """A partition of a topic that feeds tables."""
+
+    topic: TopicName
+    uuid: str
+    partition: int
+
+    @property
+    def app(self) -> str:
+        return App.id(self.uuid, self.partition)
+
+
+class Gap(NamedTuple):
+    """Offsets [first, last] that the log no longer had when ``tables`` still lacked them."""
+
+    spot: Spot
+    first: int
+    last: int
+    tables: tuple[TableName, ...]
+
+
+class Committed(NamedTuple):
+    """One commit that landed. ``rows`` is 0 where only positions moved."""
+
+    table: TableName
+    rows: int
+
+
+class Letter(NamedTuple):
+    """A record that cannot be decoded, and why."""
+
+    spot: Spot
+    record: Record
+    reason: BadRecord
+
+
+class SinkCore:
+    """One sink over the partitions that it was last resumed with.
+
+    ``counts``: what :class:`~driftline.storage.rows.Rows` counts, and commits, rows, gaps. After an error of
+    :meth:`commits` or :meth:`resume` only :meth:`resume` may be called.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._rows = Rows()
+        self.counts: Counter[str] = self._rows.counts
+        self.letters: list[Letter] = []
+        """To be sent, and then cleared, before :meth:`commits`."""
+        self.gaps: list[Gap] = []
+        """What the last resume found to be lost."""
+        self._ready = False
+        self._reached: dict[Spot, int] = {}
+        """Last offset read."""
+        self._stored: dict[tuple[TableName, Spot], int] = {}
+        self._floors: dict[Spot, dict[TableName, int]] = {}
+        """Partitions of which some tables are ahead, with how far."""
+
+    # --- where to read from --------------------------------------------------------------------------------
+
+    def resume(self, oldest: Mapping[Spot, int]) -> dict[Spot, int]:
+        """Forgets what waits and gives the offset to read each partition from; ``oldest`` maps all partitions
+        that are to be read to the first offset that their log still has.
+
+        The partitions of one number, of all topics, belong together. Raises Unavailable, BadData.
+        """
+        self._ready = False
+        self._tables.reload()
+        self._reached, self._stored, self._floors = {}, {}, {}
+        self.letters, self.gaps = [], []
+        starts = {spot: self._start(spot, first) for spot, first in oldest.items()}
+        telemetry = {spot.partition: start for spot, start in starts.items() if spot.topic == "telemetry"}
+        uuid = next((spot.uuid for spot in starts if spot.topic == "telemetry"), "")
+        self._rows = Rows(self._tables.seen(uuid, telemetry))
+        self._rows.counts = self.counts
+        self._ready = True
+        return starts
+
+    def _start(self, spot: Spot, oldest: int) -> int:
+        floors = {name: self._tables.version(name, spot.app) for name in FEEDS[spot.topic]}
+        for name, offset in floors.items():
+            self._stored[name, spot] = offset
+        start = min(floors.values()) + 1
+        if start < oldest:
+            if max(floors.values()) >= 0:  # else nothing was ever stored: the sink came later than the log
+                self._lost(spot, oldest, floors)
+            start = oldest
+        self._reached[spot] = start - 1
+        if max(floors.values()) >= start:
+            self._floors[spot] = floors
+        return start
+
+    def _lost(self, spot: Spot, oldest: int, floors: Mapping[TableName, int]) -> None:
+        self.counts["gaps"] += 1
+        lacking = tuple(name for name, offset in floors.items() if offset + 1 < oldest)
+        self.gaps.append(Gap(spot, min(floors.values()) + 1, oldest - 1, lacking))
+
+    # --- what was read -------------------------------------------------------------------------------------
+
+    def take(self, spot: Spot, records: Iterable[Record]) -> None:
+        """Takes records of one partition, in the order of their offsets."""
+        assert self._ready, "resume first"
+        floors = self._floors.get(spot)
+        source = Source(spot.topic, spot.uuid)
+        reached = self._reached[spot]
+        for record in records:
+            assert record.offset > reached, f"{spot} at {reached} was given {record.offset}"
+            bad = self._rows.add(source, record, floors)
+            if bad is not None:
+                self.letters.append(Letter(spot, record, bad))
+            reached = record.offset
+        self._reached[spot] = reached
+        if floors and reached >= max(floors.values()):
+            del self._floors[spot]
+
+    @property
+    def waiting(self) -> int:
+        """Rows not yet committed."""
+        return self._rows.waiting
+
+    @property
+    def waiting_bytes(self) -> int:
+        return self._rows.bytes
+
+    @property
+    def pressing(self) -> bool:
+        """Whether someone waits for a commit: rows of more than ticks."""
+        return self._rows.pressing > 0
+
+    # --- what to commit ------------------------------------------------------------------------------------
+
+    def commits(self, *, empty: bool = False) -> Iterator[Committed]:
+        """Commits what waits, one table per step; with ``empty`` also moves on the tables that
+        got no rows. Raises Conflict or Unavailable; then resume."""
+        assert self._ready, "resume first"
+        assert not self.letters, "send the dead letters first: this commit passes them"
+        self._ready = False
+        tables = self._rows.take()
+        for name in TABLE_NAMES:
+            rows = tables.get(name)
+            moves = self._moves(name)
+            assert rows is None or moves, f"rows of {name} without a record that brought them"
+            if not moves or (rows is None and not empty):
+                continue
+            expected = {spot.app: self._stored[name, spot] for spot in moves}
+            self._tables.commit(name, rows, expected, {spot.app: to for spot, to in moves.items()})
+            self.counts["commits"] += 1
+            added = 0 if rows is None else rows.num_rows
+            self.counts["rows"] += added
+            for spot, to in moves.items():
+                self._stored[name, spot] = to
+            yield Committed(name, added)
+        self._ready = True
+
+    def _moves(self, name: TableName) -> dict[Spot, int]:
+        """Partitions that feed the table and have been read beyond its position, with how far."""
+        return {
+            spot: reached
+            for spot, reached in self._reached.items()
+            if reached > self._stored.get((name, spot), reached)
+        }
