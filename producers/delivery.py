@@ -4,17 +4,25 @@ After any failure the transport is closed, opened again after a pause, and sendi
 record without an acknowledgement, so that the log holds a process's records in the order of their numbers.
 A record that the broker refuses for good is given up after three tries, counted, so that those behind it go
 on.
+
+Known to be away is a broker that could not be reached, that failed, or that acknowledged nothing for a second
+while records were on their way; until it acknowledges one again. The outbox is told, and keeps records on
+disk.
+
+Beside the outbox of this process there may be those of dead ones (:meth:`Delivery.adopt`): they share the
+connection and the window, and send only while ours has nothing to send.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from driftline.clock import Clock
 from driftline.errors import Unavailable
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
-from driftline.producers.transport import Transport
+from driftline.producers.transport import Outcome, Transport
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """Handed to the transport and not acknowledged; the client holds a copy of these."""
@@ -24,7 +32,18 @@ RETRY_US = 1_000_000
 """Pause after an attempt that failed: short, since a probe is cheap and samples wait."""
 LOSS_PAUSE_US_MAX = 16_000_000
 """The longest pause when the broker lets us in and then takes nothing (no permission, for example)."""
+SILENCE_US = 1_000_000
+"""Records are on their way and none was acknowledged for so long: the broker is away."""
 REFUSALS_MAX = 3
+_LANE_BITS = 48
+"""A record is known to the transport by its lane and its number in it; ours is lane 0."""
+
+
+class _Lane(NamedTuple):
+    outbox: Outbox
+    delivered: str
+    refused: str
+    """Names of the counters of samples."""
 
 
 class Delivery:
@@ -42,7 +61,11 @@ class Delivery:
     ) -> None:
         self._outbox, self._transport, self._notify = outbox, transport, notify
         self._counters, self._notes, self._clock = counters, notes, clock
+        self._lanes = {0: _Lane(outbox, "samples_delivered", "dropped_broker")}
+        self._lanes_made = 1
         self._connected = False
+        self._away = False
+        self._heard_us = 0
         self._try_open_us = 0
         self._failures = 0
         self._losses = 0
@@ -50,24 +73,52 @@ class Delivery:
         """Why the last attempt to connect or to send failed."""
         self._refusals: dict[int, int] = {}
 
+    @property
+    def idle(self) -> bool:
+        """The broker is well and has been handed everything of ours."""
+        return self._connected and not self._away and not self._outbox.unsent
+
+    def adopt(self, outbox: Outbox) -> int:
+        """Also sends the records of a dead process; the number is for :meth:`drop`."""
+        number, self._lanes_made = self._lanes_made, self._lanes_made + 1
+        self._lanes[number] = _Lane(outbox, "spool_recovered", "spool_refused")
+        return number
+
+    def drop(self, number: int) -> None:
+        """Forgets an outbox that was adopted."""
+        del self._lanes[number]
+
     def pump(self, open_us: int) -> None:
         """Outcomes in, records out, within the window; connects when it is time to."""
         if self._connected:
             self._hear()
-        if not self._connected and len(self._outbox) and self._clock.steady_us() >= self._try_open_us:
+        if not self._connected and self._waits() and self._clock.steady_us() >= self._try_open_us:
             self._open(open_us)
-        while self._connected and self._outbox.unsent and self._outbox.in_flight_bytes < IN_FLIGHT_BYTES:
-            record = self._outbox.next()
-            if record is None:
-                break
-            try:
-                self._transport.send(record.seq, record.payload)
-            except Unavailable as error:
-                self._lost(str(error))
-                break
-            self._counters.add("records_sent")
+        for number, lane in self._lanes.items():
+            self._send(number, lane.outbox)
         if self._connected:
             self._hear()
+        self._judge()
+
+    def _waits(self) -> bool:
+        return any(len(lane.outbox) for lane in self._lanes.values())
+
+    def _in_flight_bytes(self) -> int:
+        return sum(lane.outbox.in_flight_bytes for lane in self._lanes.values())
+
+    def _send(self, number: int, outbox: Outbox) -> None:
+        while self._connected and outbox.unsent and (in_flight := self._in_flight_bytes()) < IN_FLIGHT_BYTES:
+            if not in_flight:
+                self._heard_us = self._clock.steady_us()  # silence begins when there is something to hear of
+            try:
+                record = outbox.next()
+                if record is None:
+                    return
+                self._transport.send(number << _LANE_BITS | record.seq, record.payload)
+            except Unavailable as error:
+                self._lost(str(error))
+                return
+            self._counters.add("records_sent")
 
     def _open(self, open_us: int) -> None:
         try:
@@ -77,61 +128,82 @@ class Delivery:
             self._try_open_us = self._clock.steady_us() + RETRY_US
             self.trouble = str(error) if isinstance(error, Unavailable) else words(error)
             self._failures += 1
+            self._away = True
             if self._failures < 2:  # one slow answer is no news
                 return
             self._notes.once(
                 "away",
-                f"the broker is not there: {self.trouble}; samples wait in memory, training is not affected",
+                f"the broker is not there: {self.trouble}; samples wait, training is not affected",
             )
             return
         self._counters.add("connections")
         self._failures = 0
         self._notes.again("away")
         self._connected = True
-        again = self._outbox.sent_waiting()
-        self._counters.add("records_resent", again)
-        self._outbox.back()
+        self._counters.add("records_resent", sum(lane.outbox.sent_waiting() for lane in self._lanes.values()))
+        for lane in self._lanes.values():
+            lane.outbox.back()
 
     def _hear(self) -> None:
         failure = ""
         for outcome in self._transport.outcomes():
-            if outcome.error is None:
-                samples = self._outbox.acknowledge(outcome.seq)
-                self._losses = 0
-                if samples is not None:
-                    self._counters.add("records_acknowledged")
-                    self._counters.add("samples_delivered", samples)
+            if outcome.error is not None:
+                failure = failure or outcome.error
+                self._failed(outcome)
                 continue
-            self._counters.add("send_failures")
-            failure = failure or outcome.error
-            if outcome.final:
-                self._refused(outcome.seq, outcome.error)
+            self._losses, self._away, self._heard_us = 0, False, self._clock.steady_us()
+            lane, samples = self._acknowledge(outcome.seq)
+            if lane is not None:
+                self._counters.add("records_acknowledged")
+                self._counters.add(lane.delivered, samples)
         if failure:
             self._lost(failure)
 
-    def _refused(self, seq: int, error: str) -> None:
+    def _acknowledge(self, token: int) -> tuple[_Lane | None, int]:
+        """The lane and the samples of a record that no longer waits; None if it did not."""
+        lane = self._lanes.get(token >> _LANE_BITS)
+        samples = lane.outbox.acknowledge(token & (1 << _LANE_BITS) - 1) if lane else None
+        return (None, 0) if samples is None else (lane, samples)
+
+    def _failed(self, outcome: Outcome) -> None:
         """A record that the broker never takes is given up after a few tries, so that the others go on."""
-        tries = self._refusals[seq] = self._refusals.get(seq, 0) + 1
+        self._counters.add("send_failures")
+        if not outcome.final:
+            return
+        tries = self._refusals[outcome.seq] = self._refusals.get(outcome.seq, 0) + 1
         if tries < REFUSALS_MAX:
             return
-        del self._refusals[seq]
-        samples = self._outbox.acknowledge(seq)
-        if samples is not None:
+        del self._refusals[outcome.seq]
+        lane, samples = self._acknowledge(outcome.seq)
+        if lane is not None:
             self._counters.add("records_refused")
-            self._counters.add("dropped_broker", samples)
-            self._notes.once(("refused", error[:60]), f"the broker refuses a record for good: {error}")
+            self._counters.add(lane.refused, samples)
+            self._notes.once(
+                ("refused", str(outcome.error)[:60]),
+                f"the broker refuses a record for good: {outcome.error}",
+            )
 
     def _lost(self, why: str) -> None:
         """Gives the connection up; another one will send from the first unacknowledged record."""
         self._connected = False
+        self._away = True
         self.trouble = why
         self._transport.close(timeout_us=0)
         self._try_open_us = self._clock.steady_us() + min(RETRY_US // 4 << self._losses, LOSS_PAUSE_US_MAX)
         self._losses += 1
         self._notes.once(("lost", why[:60]), f"sending failed and is tried again: {why}")
 
+    def _judge(self) -> None:
+        """Tells the outbox whether the broker is there."""
+        if self._in_flight_bytes() and self._clock.steady_us() - self._heard_us >= SILENCE_US:
+            self._away = True
+        if self._away:
+            self._outbox.broker_away()
+        else:
+            self._outbox.broker_well()
+
     def pump_until(self, deadline_us: int, *, wait: Callable[[int], bool]) -> None:
-        """Sends what is left until all is acknowledged or the steady time is ``deadline_us``."""
+        """Sends what is left of ours until all is acknowledged or the steady time is ``deadline_us``."""
         self._try_open_us = 0
         while len(self._outbox):
             left_us = deadline_us - self._clock.steady_us()

@@ -19,6 +19,7 @@ from driftline.clock import Clock, SystemClock
 from driftline.connection import KafkaSettings
 from driftline.producers import exits
 from driftline.producers.counters import words
+from driftline.producers.disk import FileDisk, default_place
 from driftline.producers.kafka_transport import KafkaTransport
 from driftline.producers.node import Node
 from driftline.producers.plain import plain
@@ -89,6 +90,8 @@ def init(
         notes=run._notes,
         clock=clock,
         broker=kafka.bootstrap if transport is None else "memory",
+        prefix=kafka.prefix,
+        disk=FileDisk(os.path.expanduser(settings.sdk.spool or default_place(os.environ))),
     )
     for note in odd:
         run._notes.once(("told", note), note)

@@ -362,24 +362,25 @@ class Run:
         self._counters, self._notes = Counters(), Notes()
         self._queue.clear()
         if worker is not None:
-            worker.delivery.forget()
+            worker.forget()
 
     def _say_undelivered(self) -> None:
         worker = self._worker
         if worker is None:
             return
         counts = self._counters.snapshot()
-        waiting = sum(len(entry[3]) for entry in list(self._queue) if type(entry[3]) is dict)
-        dropped = sum(count for name, count in counts.items() if name.startswith("dropped_"))
-        all_of_them = counts.get("samples_logged", 0) + waiting + counts.get("dropped_queue", 0)
-        left = counts.get("samples_logged", 0) - counts.get("samples_delivered", 0) + waiting
-        # What was dropped after it was framed is missing from the deliveries as well: counted once.
-        left += sum(counts.get(name, 0) for name in ("dropped_queue", "dropped_device", "dropped_error"))
-        if left > 0 or dropped > 0:
+        queued = sum(len(entry[3]) for entry in list(self._queue) if type(entry[3]) is dict)
+        # What was dropped before it was framed is missing from the samples that count as logged.
+        unframed = queued + sum(counts.get(f"dropped_{why}", 0) for why in ("queue", "device", "error"))
+        logged = counts.get("samples_logged", 0)
+        left = logged - counts.get("samples_delivered", 0) + unframed
+        if left > 0:
+            reason = _reason(counts, worker.delivery.trouble)
+            fate = _whereabouts(left, worker.outbox.spooled_samples, worker.spooled_to)
             self._notes.once(
                 "undelivered",
-                f"{max(left, dropped)} of {all_of_them} samples were not delivered to {worker.broker} "
-                f"({_reason(counts, worker.delivery.trouble)}); training was not affected",
+                f"{left} of {logged + unframed} samples were not delivered to {worker.broker} "
+                f"({reason}){fate}",
             )
         self._notes.write()
 
@@ -442,6 +443,14 @@ def _any_not_finite(values: dict[Any, Any]) -> bool:
         if total - total == 0:
             return False
     return any(type(value) is float and not math.isfinite(value) for value in values.values())
+
+
+def _whereabouts(left: int, waiting: int, where: str) -> str:
+    """What became of samples that were not delivered, and what to do."""
+    if not waiting:
+        return "; training was not affected"
+    lost = f", {left - waiting} are lost" if left > waiting else ""
+    return f": {waiting} wait in {where}{lost}; `driftline spool send` or the run's next process sends them"
 
 
 def _reason(counts: Mapping[str, int], trouble: str) -> str:

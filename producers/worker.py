@@ -5,6 +5,10 @@ at once when the trainer's thread rings (first NaN, checkpoint, full queue, end)
 here but ``end`` and ``flush``, and no error leaves: what fails is counted under ``errors`` and said once.
 
 The interval grows with the world size, so that all ranks together make at most about 2,000 frames a second.
+
+All that is outside comes as arguments, so one thread can also drive several workers, by ``round()``, over a
+:class:`.transport.MemoryTransport`, a :class:`.disk.MemoryDisk` (each worker its own view of it) and a clock;
+at the end ``_finish`` and ``_leave``, or, for a kill, ``disk.die()``.
 """
 
 from __future__ import annotations
@@ -22,11 +26,15 @@ from driftline.producers import checkpoint
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.delivery import OPEN_US, Delivery
+from driftline.producers.disk import Disk
 from driftline.producers.framer import Framer
+from driftline.producers.recovery import Broker, Recovery
+from driftline.producers.spool import Spool
+from driftline.producers.spool_format import Header
 from driftline.producers.transport import Transport
 from driftline.producers.values import Deferred, Refusal, admit_weight
 from driftline.settings import SdkSettings
-from driftline.topics import MAX_FRAME_BYTES
+from driftline.topics import DEFAULT_PREFIX, MAX_FRAME_BYTES
 
 FRAMES_PER_SECOND_MAX = 2_000
 ENTRIES_AT_ONCE = 250
@@ -35,6 +43,9 @@ DEVICE_POLL_US = 2_000
 DEVICE_PATIENCE_US = 2_000_000
 """After so long a value on a device no longer holds up what was logged after it."""
 ASIDE_MAX = 10_000
+NAME_CHARS_MAX = 1000
+LEAVE_US = 300_000
+"""Of the time to end, what is kept for writing the rest to disk."""
 
 EndReason = Literal["finished", "exception", "signal"]
 QueueEntry = tuple[int, Any, Any, Any]
@@ -102,6 +113,8 @@ class Worker:
         notes: Notes,
         clock: Clock,
         broker: str,
+        prefix: str = DEFAULT_PREFIX,
+        disk: Disk | None = None,
     ) -> None:
         self._queue, self._drained = queue, drained
         self._started = started
@@ -109,9 +122,13 @@ class Worker:
         self._counters, self._notes = counters, notes
         self._clock = clock
         self.broker = broker
+        self._disk = disk
         """Where records go, in words for people."""
         self.bell = Bell()
-        self.outbox = Outbox(limit_bytes=settings.buffer_bytes)
+        self.outbox = Outbox(
+            limit_bytes=settings.buffer_bytes,
+            spool=_spool(disk, started, settings, broker, prefix, counters, notes, clock),
+        )
         self.delivery = Delivery(
             self.outbox,
             transport,
@@ -127,6 +144,19 @@ class Worker:
             frame_samples=settings.frame_samples,
             counters=counters,
             notes=notes,
+        )
+        self.recovery = (
+            Recovery(
+                disk,
+                self.delivery,
+                run=started.run,
+                broker=Broker(broker, prefix, started.host),
+                counters=counters,
+                notes=notes,
+                clock=clock,
+            )
+            if disk is not None and settings.spool_bytes
+            else None
         )
         self._interval_us = interval_us(settings.flush_us, started.world_size)
         self._held: deque[QueueEntry] = deque()
@@ -166,6 +196,7 @@ class Worker:
                 self.bell.wait(self._pause_us())
         reason, deadline_us = self._end
         self._guarded(lambda: self._finish(reason, deadline_us))
+        self._guarded(self._leave)
         self._guarded(
             lambda: self.delivery.close(timeout_us=max(0, deadline_us - self._clock.steady_us()) // 2)
         )
@@ -189,6 +220,8 @@ class Worker:
             else:
                 self._heartbeat()
         self.delivery.pump(OPEN_US)
+        if self.recovery is not None:
+            self.recovery.round()
         if wanted > self.flushes_done and not (self._held or self._aside or len(self.outbox)):
             self.flushes_done = wanted
         self._notes.write()
@@ -387,8 +420,9 @@ class Worker:
         self._counters.add("dropped_buffer", samples)
         self._notes.once(
             "buffer",
-            f"{self._settings.buffer_bytes} bytes of frames wait for the broker ({self.broker}), which takes "
-            "nothing: new samples are dropped, counted; training is not affected",
+            f"{self._settings.buffer_bytes} bytes of frames wait in memory for the broker ({self.broker}), "
+            "which takes nothing, and no more goes to disk: new samples are dropped, counted; training is "
+            "not affected",
         )
 
     def _emit(self, event: events.FromProcess) -> None:
@@ -424,7 +458,61 @@ class Worker:
                 counters=self._counters.snapshot(),
             )
         )
-        self.delivery.pump_until(deadline_us, wait=self.bell.wait)
+        margin_us = min(LEAVE_US, self._settings.exit_us // 10)
+        self.delivery.pump_until(deadline_us - margin_us, wait=self.bell.wait)
+
+    def _leave(self) -> None:
+        """What the broker does not have goes to disk; then every sample that was logged is accounted for."""
+        if self.recovery is not None:
+            self.recovery.close()
+        self._counters.add("dropped_end", self.outbox.close())
+        self._counters.add("samples_spooled", self.outbox.spooled_samples)
+
+    @property
+    def spooled_to(self) -> str:
+        """The folder of the spools, in words for people."""
+        return self._disk.where if self._disk is not None else ""
+
+    def forget(self) -> None:
+        """In a forked child: connection and files are the parent's."""
+        self.delivery.forget()
+        self.outbox.forget()
+        if self.recovery is not None:
+            self.recovery.forget()
+
+
+def _spool(
+    disk: Disk | None,
+    started: events.ProcessStarted,
+    settings: SdkSettings,
+    broker: str,
+    prefix: str,
+    counters: Counters,
+    notes: Notes,
+    clock: Clock,
+) -> Spool | None:
+    if disk is None or not settings.spool_bytes:
+        return None
+    header = Header(
+        run=started.run,
+        process=started.process,
+        name=started.name[:NAME_CHARS_MAX],
+        rank=started.rank,
+        host=started.host,
+        pid=started.pid,
+        bootstrap=broker,
+        prefix=prefix,
+        created_us=clock.now_us(),
+    )
+    return Spool(
+        disk,
+        header,
+        limit_bytes=settings.spool_bytes,
+        reserve_bytes=settings.spool_reserve_bytes,
+        counters=counters,
+        notes=notes,
+        clock=clock,
+    )
 
 
 def _samples(entry: QueueEntry) -> int:

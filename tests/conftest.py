@@ -13,6 +13,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,10 @@ hypothesis.settings.load_profile("people")
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+# What tests spool goes to a folder of their own, never to that of the person who runs them.
+_STATE = tempfile.TemporaryDirectory(prefix="driftline-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 SUPPORT = Path(__file__).parent / "support"
 _PREFIXES = itertools.count()

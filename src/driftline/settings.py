@@ -31,7 +31,13 @@ class SdkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     queue_samples: int = 1_000_000
     """Samples waiting to become frames; more are dropped and counted."""
     buffer_bytes: int = 64 * 1024 * 1024
-    """Encoded frames waiting for the broker, in memory; beyond it the newest are dropped, counted."""
+    """Encoded frames waiting for the broker, in memory."""
+    spool: str | None = None
+    """Folder for what waits while the broker is away; None: the user's (:mod:`driftline.producers.disk`)."""
+    spool_bytes: int = 1 << 30
+    """What a process may keep there; beyond it and the buffer new samples are dropped. 0: no spool."""
+    spool_reserve_bytes: int = 1 << 30
+    """Free space that stays on that file system."""
     exit_us: int = 5_000_000
     """The longest that ``finish`` and the end of the process wait for the broker."""
     heartbeat_us: int = 5_000_000

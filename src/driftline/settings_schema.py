@@ -242,11 +242,29 @@ class Sdk(Block, frozen=True, kw_only=True):
     buffer: Annotated[
         int,
         Key(
-            "Encoded frames waiting for the broker, in memory; beyond it the newest are dropped and counted.",
+            "Encoded frames waiting for the broker, in memory; from half of it on they go to the spool.",
             "size",
             low=1 << 20,
         ),
     ] = _SDK.buffer_bytes
+    spool: Annotated[
+        str | None,
+        Key(
+            "Folder, on a disk that outlives the process, for what waits while the broker is away. Absent: "
+            "`driftline/spool` in `$XDG_STATE_HOME`, else in `~/.local/state`."
+        ),
+    ] = _SDK.spool
+    spool_bytes: Annotated[
+        int,
+        Key(
+            "What one process may keep there; beyond it and the buffer the newest are dropped and counted. "
+            "0: nothing is spooled.",
+            "size",
+        ),
+    ] = _SDK.spool_bytes
+    spool_reserve: Annotated[int, Key("Free space that spools leave on that file system.", "size")] = (
+        _SDK.spool_reserve_bytes
+    )
     exit_wait: Annotated[
         int,
         Key("The longest that the end of the process waits for the broker.", "duration", high=3_600_000_000),

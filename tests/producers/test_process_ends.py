@@ -28,7 +28,8 @@ class FileTransport(MemoryTransport):
             file.write(len(payload).to_bytes(4, "big") + payload)
 
 def start(transport=True, **sdk):
-    sdk = {"system": (), "exit_us": 60_000_000 if transport else 1_000_000, "flush_us": 20_000} | sdk
+    quiet = {"system": (), "flush_us": 20_000, "spool": sys.argv[1] + "/../spool"}
+    sdk = quiet | {"exit_us": 60_000_000 if transport else 1_000_000} | sdk
     settings = Settings(sdk=SdkSettings(**sdk), kafka=KafkaSettings(bootstrap=sys.argv[2]))
     return driftline.init("x", settings=settings, transport=FileTransport() if transport else None)
 """
@@ -144,6 +145,7 @@ print(slow)
     assert len(lines) == 1
     assert "1000 of 1000 samples" in lines[0]
     assert "refused" in lines[0]
+    assert f": 1000 wait in {tmp_path}/spool; `driftline spool send`" in lines[0]
     assert len(found.stderr.splitlines()) <= 2, found.stderr
     assert float(found.stdout) < 10, "kafka-python would wait 30 s and more"
 

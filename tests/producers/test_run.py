@@ -299,12 +299,12 @@ def test_drops_travel_in_the_metadata_of_the_next_frame(sdk: Callable[..., Any])
 def test_a_broker_that_is_away_for_ever(
     sdk: Callable[..., Any], caplog: pytest.LogCaptureFixture, wait_for: Any
 ) -> None:
-    """The buffer fills, the newest are dropped and counted, the end is bounded, one line says how many."""
+    """Without a spool: the buffer fills, the newest are dropped and counted, one line says how many."""
     from driftline.producers.transport import MemoryTransport
 
     way = MemoryTransport()
     way.away = True
-    under_test = sdk(way=way, buffer_bytes=100_000, frame_samples=100, exit_us=300_000)
+    under_test = sdk(way=way, buffer_bytes=100_000, spool_bytes=0, frame_samples=100, exit_us=300_000)
     for step in range(1000):
         under_test.run.log({f"m{at}": 1.0 for at in range(10)}, step=step)
     wait_for(lambda: under_test.run.counters().get("dropped_buffer"))

@@ -1,0 +1,424 @@
+"""The disk as the spool sees it: folders of append-only files, one owner each; and its in-memory twin.
+
+A :class:`Disk` holds *folders*, one per spool. Whoever creates or claims a folder owns it, alone, until it
+lets go or dies: on a real disk by ``flock`` on the file ``lock`` in it, which the kernel gives back when the
+process ends, however it ends. All operations may raise OSError (full, read-only, gone); ``append`` may then
+have written a part, which the owner cuts off again with ``truncate``.
+
+    disk = FileDisk("/var/spool/driftline")          disk = MemoryDisk()
+    folder = disk.create("a")                        # ours, until release() or remove()
+    folder.append("00000001.seg", b"...")
+    disk.claim("a") is None                          # from any other process, as long as we live
+
+``flock`` must work on the file system: it does on local ones and on NFS version 4. Where it raises an error
+(some Lustre mounts), there is no spool; where it only works within each host (NFS mounted with ``nolock``),
+hosts must not share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from errno import EIO, ENOENT, ENOSPC, ENOTSUP
+from typing import Protocol
+
+try:
+    import fcntl
+except ImportError:  # a system without flock: nothing can be claimed, so nothing is spooled
+    fcntl = None  # type: ignore[assignment]
+
+_LOCK = "lock"
+
+
+class Folder(Protocol):
+    """The files of one spool."""
+
+    name: str
+
+    def names(self) -> list[str]:
+        """Files in it, sorted."""
+        ...
+
+    def size(self, file: str) -> int: ...
+
+    def append(self, file: str, data: bytes) -> None:
+        """Writes at the end, all of it, and hands it to the kernel; makes the file."""
+        ...
+
+    def read(self, file: str, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes; fewer at the end."""
+        ...
+
+    def truncate(self, file: str, size: int) -> None: ...
+
+    def delete(self, file: str) -> None: ...
+
+    def release(self) -> None:
+        """Lets go of the folder; its files stay. Never raises."""
+        ...
+
+    def remove(self) -> None:
+        """Lets go of the folder, which holds no files any more, and takes it away. Never raises."""
+        ...
+
+    def forget(self) -> None:
+        """In a forked child: lets go of what the parent goes on to own."""
+        ...
+
+
+class Disk(Protocol):
+    """A place for spools."""
+
+    where: str
+    """In words for people: a path."""
+
+    def names(self) -> list[str]:
+        """Folders, sorted; none if the place does not exist."""
+        ...
+
+    def create(self, name: str) -> Folder:
+        """A new folder, owned by the caller."""
+        ...
+
+    def claim(self, name: str) -> Folder | None:
+        """An existing folder, now owned by the caller; None if somebody alive owns it, or it is gone."""
+        ...
+
+    def look(self, name: str) -> Folder:
+        """An existing folder for reading only, whoever owns it."""
+        ...
+
+    def owned(self, name: str) -> bool:
+        """Whether somebody alive owns it."""
+        ...
+
+    def free_bytes(self) -> int: ...
+
+
+def default_place(env: Mapping[str, str]) -> str:
+    """The folder of the spools where the settings name none: in the user's state directory.
+
+    >>> default_place({"XDG_STATE_HOME": "/state"}), default_place({"HOME": "/home/ada"})
+    ('/state/driftline/spool', '/home/ada/.local/state/driftline/spool')
+    """
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "driftline", "spool")
+
+
+class FileDisk:
+    """Folders below a path, which is made (for its user only) when the first spool is."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.where = os.path.abspath(os.fspath(path))
+
+    def names(self) -> list[str]:
+        try:
+            with os.scandir(self.where) as found:
+                return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def create(self, name: str) -> Folder:
+        os.makedirs(self.where, mode=0o700, exist_ok=True)
+        # Made under a name that nobody looks at, so that nobody claims it before it is locked.
+        hidden = os.path.join(self.where, f".{name}.{os.getpid()}")
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.mkdir(hidden, 0o700)
+        try:
+            lock = _locked(os.path.join(hidden, _LOCK))
+            assert lock is not None, "a fresh file is locked by no one"
+            os.rename(hidden, os.path.join(self.where, name))
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+        return _FileFolder(self.where, name, lock)
+
+    def claim(self, name: str) -> Folder | None:
+        path = os.path.join(self.where, name, _LOCK)
+        try:
+            lock = _locked(path)
+        except FileNotFoundError:
+            return None
+        if lock is None:
+            return None
+        try:
+            ours = os.path.samestat(os.fstat(lock), os.stat(path))
+        except FileNotFoundError:
+            ours = False
+        if not ours:  # its owner removed it meanwhile
+            os.close(lock)
+            return None
+        return _FileFolder(self.where, name, lock)
+
+    def look(self, name: str) -> Folder:
+        return _FileFolder(self.where, name, None)
+
+    def owned(self, name: str) -> bool:
+        folder = self.claim(name)
+        if folder is None:
+            return os.path.isdir(os.path.join(self.where, name))
+        folder.release()
+        return False
+
+    def free_bytes(self) -> int:
+        path = self.where
+        while not os.path.isdir(path) and os.path.dirname(path) != path:
+            path = os.path.dirname(path)
+        return shutil.disk_usage(path).free
+
+
+def _locked(path: str) -> int | None:
+    """A descriptor that holds the lock of a file, which is made; None if another one holds it."""
+    if fcntl is None:
+        raise OSError(ENOTSUP, "this system has no file locks")
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+class _FileFolder:
+    """Keeps the file that is written and the one that was read last open."""
+
+    def __init__(self, root: str, name: str, lock: int | None) -> None:
+        self.name = name
+        self._path = os.path.join(root, name)
+        self._lock = lock
+        self._open: dict[bool, tuple[str, int]] = {}
+
+    def names(self) -> list[str]:
+        return sorted(file for file in os.listdir(self._path) if file != _LOCK)
+
+    def size(self, file: str) -> int:
+        return os.stat(os.path.join(self._path, file)).st_size
+
+    def append(self, file: str, data: bytes) -> None:
+        descriptor = self._descriptor(file, write=True)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def read(self, file: str, offset: int, size: int) -> bytes:
+        found = os.pread(self._descriptor(file, write=False), size, offset)
+        while len(found) < size:
+            more = os.pread(self._descriptor(file, write=False), size - len(found), offset + len(found))
+            if not more:
+                break
+            found += more
+        return found
+
+    def truncate(self, file: str, size: int) -> None:
+        os.ftruncate(self._descriptor(file, write=True), size)
+
+    def delete(self, file: str) -> None:
+        for write, (opened, descriptor) in list(self._open.items()):
+            if opened == file:
+                del self._open[write]
+                os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._path, file))
+
+    def release(self) -> None:
+        held = [descriptor for _, descriptor in self._open.values()]
+        self._open.clear()
+        if self._lock is not None:
+            held.append(self._lock)
+            self._lock = None
+        for descriptor in held:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._path, _LOCK))
+            os.rmdir(self._path)
+        self.release()
+
+    def forget(self) -> None:
+        # The lock belongs to the open file that parent and child share: to close ours leaves the parent's,
+        # and a child that kept it would make a dead parent look alive.
+        self.release()
+
+    def _descriptor(self, file: str, *, write: bool) -> int:
+        opened = self._open.get(write)
+        if opened is not None and opened[0] == file:
+            return opened[1]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if write else os.O_RDONLY
+        descriptor = os.open(os.path.join(self._path, file), flags | os.O_CLOEXEC, 0o600)
+        if opened is not None:
+            os.close(opened[1])
+        self._open[write] = file, descriptor
+        return descriptor
+
+
+class MemoryDisk:
+    """Folders in memory, for tests and simulation; faults by switches, which all views of the disk share.
+
+    Each process of a simulation holds a view of its own (:meth:`another_process`); :meth:`die` gives back
+    what it owns, as the kernel does.
+
+    >>> ours = MemoryDisk(); theirs = ours.another_process()
+    >>> ours.create("a").append("1.seg", b"abc")
+    >>> theirs.claim("a") is None, theirs.owned("a"), theirs.look("a").read("1.seg", 1, 9)
+    (True, True, b'bc')
+    >>> ours.die(); theirs.claim("a").names()
+    ['1.seg']
+    """
+
+    def __init__(self, shared: _Shared | None = None) -> None:
+        self.where = "memory"
+        self.faults = shared or _Shared()
+        self._alive = True
+
+    def another_process(self) -> MemoryDisk:
+        """The same disk, seen by another process."""
+        return MemoryDisk(self.faults)
+
+    def die(self) -> None:
+        """The process ends in whatever way: what it owns can be claimed, and it writes nothing any more."""
+        self._alive = False
+        self.faults.owners = {name: view for name, view in self.faults.owners.items() if view is not self}
+
+    def names(self) -> list[str]:
+        return sorted(self.faults.folders)
+
+    def create(self, name: str) -> Folder:
+        self.faults.check("create", 0)
+        if name in self.faults.folders:
+            raise FileExistsError(name)
+        self.faults.folders[name] = {}
+        self.faults.owners[name] = self
+        return _MemoryFolder(self, name)
+
+    def claim(self, name: str) -> Folder | None:
+        if name not in self.faults.folders or name in self.faults.owners:
+            return None
+        self.faults.owners[name] = self
+        return _MemoryFolder(self, name)
+
+    def look(self, name: str) -> Folder:
+        return _MemoryFolder(self, name)
+
+    def owned(self, name: str) -> bool:
+        return name in self.faults.owners
+
+    def free_bytes(self) -> int:
+        return self.faults.free_bytes()
+
+
+class _Shared:
+    """What all views of a disk in memory share, and the faults that tests set."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, dict[str, bytearray]] = {}
+        self.owners: dict[str, MemoryDisk] = {}
+        self.space_bytes = 1 << 40
+        """Size of the disk; what does not fit raises ENOSPC after as much as does fit was written."""
+        self.broken = False
+        """True: every change raises EIO."""
+        self.unreadable = False
+        """True: every read raises EIO."""
+        self.tear: int | None = None
+        """The next append writes so many bytes, then raises EIO."""
+        self.before: Callable[[str, str, str], None] = lambda what, folder, file: None
+        self.after: Callable[[str, str, str], None] = lambda what, folder, file: None
+        """Called around every change (append, truncate, delete, remove); may raise, as a kill would."""
+
+    def free_bytes(self) -> int:
+        return self.space_bytes - sum(len(data) for files in self.folders.values() for data in files.values())
+
+    def check(self, what: str, size: int) -> None:
+        if self.broken:
+            raise OSError(EIO, f"{what}: the disk is broken")
+        if size and size > self.free_bytes():
+            raise OSError(ENOSPC, f"{what}: no space left on the disk")
+
+
+class _MemoryFolder:
+    def __init__(self, disk: MemoryDisk, name: str) -> None:
+        self.name = name
+        self._disk, self._faults = disk, disk.faults
+
+    def names(self) -> list[str]:
+        return sorted(self._files())
+
+    def size(self, file: str) -> int:
+        return len(self._file(file))
+
+    def append(self, file: str, data: bytes) -> None:
+        self._assert_ours()
+        faults = self._faults
+        faults.before("append", self.name, file)
+        kept = self._files().setdefault(file, bytearray())
+        if faults.tear is not None:
+            kept += data[: faults.tear]
+            faults.tear = None
+            raise OSError(EIO, "append: torn")
+        try:
+            faults.check("append", len(data))
+        except OSError:
+            kept += b"" if faults.broken else data[: max(0, faults.free_bytes())]
+            raise
+        kept += data
+        faults.after("append", self.name, file)
+
+    def read(self, file: str, offset: int, size: int) -> bytes:
+        if self._faults.unreadable:
+            raise OSError(EIO, "read: the disk is broken")
+        return bytes(self._file(file)[offset : offset + size])
+
+    def truncate(self, file: str, size: int) -> None:
+        self._change("truncate", file)
+        del self._file(file)[size:]
+        self._faults.after("truncate", self.name, file)
+
+    def delete(self, file: str) -> None:
+        self._change("delete", file)
+        self._files().pop(file, None)
+        self._faults.after("delete", self.name, file)
+
+    def release(self) -> None:
+        if self._faults.owners.get(self.name) is self._disk:
+            del self._faults.owners[self.name]
+
+    def remove(self) -> None:
+        self._assert_ours()
+        self._faults.before("remove", self.name, "")
+        if not self._faults.broken and not self._faults.folders.get(self.name):
+            self._faults.folders.pop(self.name, None)
+        self.release()
+        self._faults.after("remove", self.name, "")
+
+    def forget(self) -> None:
+        return
+
+    def _files(self) -> dict[str, bytearray]:
+        try:
+            return self._faults.folders[self.name]
+        except KeyError:
+            raise OSError(ENOENT, f"no folder {self.name}") from None
+
+    def _file(self, file: str) -> bytearray:
+        try:
+            return self._files()[file]
+        except KeyError:
+            raise OSError(ENOENT, f"no file {file}") from None
+
+    def _change(self, what: str, file: str) -> None:
+        self._assert_ours()
+        self._faults.before(what, self.name, file)
+        self._faults.check(what, 0)
+
+    def _assert_ours(self) -> None:
+        assert self._disk._alive, f"a dead process writes to {self.name}"
+        assert self._faults.owners.get(self.name) is self._disk, f"{self.name} is written by two"
