@@ -16,7 +16,7 @@ from driftline.config import Axis
 from driftline.streams.aggregates import I64, NO_RANK, Bool, Samples
 from driftline.streams.attempts import AXES, Attempt, Process
 from driftline.streams.closing import Closing, Moment, close
-from driftline.streams.panes import PANE_LIMIT, POSITION_LIMIT, OpenPanes
+from driftline.streams.panes import MAX_OPEN_PANES, PANE_LIMIT, POSITION_LIMIT, OpenPanes
 from driftline.streams.participants import FrameMap
 from driftline.streams.views import NonFinite
 
@@ -63,9 +63,8 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
     valid = {axis: _valid(batch, axis, panes[axis]) for axis in AXES}
     ahead = batch.time_us > _per_frame(arrivals, skew_us)[batch.frame]
     far: dict[Axis, Bool] = {"time": ahead, "step": np.zeros(len(ahead), np.bool_)}
-    if len(arrivals) > 1 and not all(
-        attempt.axes[a].open.room(panes[a][valid[a]], far[a][valid[a]]) for a in AXES
-    ):
+    crowded = not all(attempt.axes[a].open.room(panes[a][valid[a]], far[a][valid[a]]) for a in AXES)
+    if crowded and len(arrivals) > 1:
         half = len(arrivals) // 2
         take(moment, attempt, arrivals[:half], skew_us)
         take(moment, attempt, arrivals[half:], skew_us)
@@ -78,6 +77,8 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
     before, closings = _follow(moment, attempt, arrivals, reach)
     for axis in AXES:
         _fold(moment, attempt, axis, batch, panes[axis], valid[axis], far[axis], before[axis])
+    if crowded:
+        closings = [_make_room(moment, attempt, arrivals[0], closings[0])]
     _in_order(moment, attempt, batch, closings)
 
 
@@ -191,6 +192,52 @@ def _fold(
     _add(attempt, axis.open, pane, batch, fits)
 
 
+def _make_room(moment: Moment, attempt: Attempt, arrival: Arrival, closings: list[Closing]) -> list[Closing]:
+    """Closes the oldest panes where a record left more open than may be, whoever holds the watermark."""
+    found = {closing.axis: closing for closing in closings}
+    for name in AXES:
+        axis = attempt.axes[name]
+        boundary = axis.open.crowd(found[name].boundary if name in found else axis.closed)
+        if boundary is None:
+            continue
+        presence = attempt.presence(axis, arrival.now_us, moment.state.config.start_grace_us)
+        found[name] = Closing(name, boundary, presence)
+        moment.state.count(f"crowded_{name}")
+        if name not in attempt.crowded_told:
+            attempt.crowded_told.append(name)
+            _tell_crowded(moment, attempt, name, arrival)
+    return [found[name] for name in AXES if name in found]
+
+
+def _tell_crowded(moment: Moment, attempt: Attempt, name: Axis, arrival: Arrival) -> None:
+    """Names the process that holds the watermark, once per axis: its clock, or its log, is far behind."""
+    mark = attempt.axes[name].watermark
+    held = [(mark.newest[at] or 0, at) for at in range(len(attempt.processes)) if mark.holds(at)]
+    text = f"more than {MAX_OPEN_PANES} {name} panes would be open: the oldest are closed, "
+    process = None
+    if not held:
+        text += "and what comes for them is late"
+    else:
+        position, number = min(held)
+        process = moment.run.processes.get(attempt.processes[number])
+        who = (
+            attempt.processes[number] if process is None else f"rank {process.rank} on {process.host or '?'}"
+        )
+        behind = f"{(arrival.now_us - position) / 1e6:.0f} s ago" if name == "time" else f"step {position}"
+        text += f"though {who} has only come to {behind}: what it has for them is late"
+    moment.outbox.fact(
+        arrival.offset,
+        moment.run.name,
+        attempt.number,
+        "note",
+        arrival.now_us,
+        text,
+        process=None if process is None else process.name,
+        rank=None if process is None else process.rank,
+        axis=name,
+    )
+
+
 def _add(attempt: Attempt, panes: OpenPanes, pane: I64, batch: _Batch, fits: Bool) -> None:
     """Whole-run series of all samples, then those of the groups that ask for theirs."""
     count, words = len(attempt.series), attempt.words
@@ -240,7 +287,7 @@ def _refuse(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, settled
         attempt.number,
         "refused",
         arrival.now_us,
-        f"{metric}: a sample is beyond the bounds of windows (names, open panes, or its {name}); "
+        f"{metric}: a sample is beyond the bounds of windows (names, panes dated ahead, or its {name}); "
         "it is stored, but in no window. Further ones are only counted.",
         metric=metric,
         process=arrival.process.name,

@@ -88,6 +88,8 @@ class Attempt:
         """Late samples since they were last told: count, lowest and highest position."""
         self.seen_non_finite: dict[tuple[str, int | None, int | None, int], None] = {}
         self.refused_told: list[str] = []
+        self.crowded_told: list[str] = []
+        """Axes on which a bound was told of."""
         self.axes: dict[Axis, AxisState] = {
             axis: AxisState(
                 plan(axis, config.windows),
@@ -156,6 +158,8 @@ class PartitionState:
     config_digest: str | None = None
     config_body: bytes = b""
     last_tick_us: int | None = None
+    append_time: bool = True
+    """Record times are the broker's, as the last tick said."""
     runs: dict[str, Run] = field(default_factory=dict)
     runs_refused_told: bool = False
     counters: dict[str, int] = field(default_factory=dict)

@@ -4,8 +4,8 @@ A pane is [p * width, (p + 1) * width) on the axis, p by floor division. A cell 
 Panes below ``closed`` are closed: their content never changes again, and a sample of theirs is late. Closed
 panes are kept as long as a window that is not yet out can contain them.
 
-Bounds: ``MAX_OPEN_PANES`` open panes (:meth:`OpenPanes.room` says whether samples fit), pane numbers within
-2**43 and positions within 2**62 of zero.
+Bounds: ``MAX_OPEN_PANES`` open panes after each record (beyond it the oldest are closed, see ``arrivals``),
+pane numbers within 2**43 and positions within 2**62 of zero.
 """
 
 from __future__ import annotations
@@ -113,19 +113,23 @@ class OpenPanes:
         return not new or len(self.slots) + len(new) <= limit
 
     def fitting(self, panes: I64, ahead: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which samples fit: new panes are let in in the order of the log until the bound is reached.
+        """Which samples fit: all but those dated ahead, once half of the bound is used.
 
-        Samples dated ahead open none once half of the bound is used: else one host whose clock runs hours
-        ahead would leave no room for the honest ones.
+        Else one host whose clock runs hours ahead would push out the panes of the honest ones.
         """
         known = set(self.slots)
-        fits = np.zeros(len(panes), np.bool_)
+        fits = np.ones(len(panes), np.bool_)
         for at, (pane, is_ahead) in enumerate(zip(panes.tolist(), ahead.tolist(), strict=True)):
-            limit = MAX_OPEN_PANES // 2 if is_ahead else MAX_OPEN_PANES
-            if pane in known or len(known) < limit:
+            if is_ahead and pane not in known and len(known) >= MAX_OPEN_PANES // 2:
+                fits[at] = False
+            else:
                 known.add(pane)
-                fits[at] = True
         return fits
+
+    def crowd(self, boundary: int) -> int | None:
+        """The boundary that leaves as many panes as may be open, if more are, at and above ``boundary``."""
+        kept = [pane for pane in self.slots if pane >= boundary]
+        return None if len(kept) <= MAX_OPEN_PANES else sorted(kept)[-MAX_OPEN_PANES]
 
     def add(self, pane: I64, series: I64, samples: Samples, *, series_count: int, words: int) -> None:
         """Folds samples in log order into their cells."""

@@ -80,6 +80,9 @@ class Pipeline:
                 self._frame(state, outbox, waiting, record, content)
             elif isinstance(content, events.Unknown):
                 state.count("unknown")
+                if content.seq >= 0:
+                    waiting.apply()
+                    self._of_process(state, outbox, record.offset, record.time_ms * 1000, content)
             else:
                 waiting.apply()
                 self._event(state, outbox, record, content)
@@ -160,6 +163,7 @@ class Pipeline:
     def _event(self, state: PartitionState, outbox: Outbox, record: Record, event: events.Event) -> None:
         time_us = record.time_ms * 1000
         if isinstance(event, events.Tick):
+            state.append_time = event.append_time
             self._tick(state, outbox, record.offset, time_us)
         elif isinstance(event, events.ConfigChanged):
             try:
@@ -180,7 +184,12 @@ class Pipeline:
             state.count("other_events")
 
     def _of_process(
-        self, state: PartitionState, outbox: Outbox, offset: int, time_us: int, event: events.FromProcess
+        self,
+        state: PartitionState,
+        outbox: Outbox,
+        offset: int,
+        time_us: int,
+        event: events.FromProcess | events.Unknown,
     ) -> None:
         record_us = processes.record_time(state, time_us)
         run = processes.run_of(state, outbox, offset, event.run, record_us, self._make)
@@ -204,7 +213,7 @@ class Pipeline:
             lifecycle.heartbeat(moment, event, process)
         elif isinstance(event, events.RunRewound):
             lifecycle.rewound(moment, event, process, self._make)
-        else:
+        elif isinstance(event, events.CheckpointSaved):
             lifecycle.checkpoint(moment, event, process)
 
     def _tick(self, state: PartitionState, outbox: Outbox, offset: int, time_us: int) -> None:

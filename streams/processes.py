@@ -26,9 +26,9 @@ from driftline.streams.participants import FrameMap
 from driftline.streams.views import Detection, TriggerState
 
 FRAME_LEAD_US = 2_000_000
-"""A frame moves "now" at most so far past the last tick."""
+"""Where the broker does not stamp records, a frame moves "now" at most so far past the last tick."""
 MAX_AHEAD_US = 3_600_000_000
-"""A record time further past the last tick than this is not the broker's: Kafka refuses such records."""
+"""There, a record time further past the last tick than this is a clock's that is wrong."""
 MAX_MAPS = 64
 
 
@@ -41,8 +41,11 @@ class Factories(Protocol):
 
 
 def record_time(state: PartitionState, time_us: int) -> int:
-    """A record's time, unless it cannot be a broker's."""
-    tick = state.last_tick_us
+    """A record's time, unless it is a writer's and cannot be right.
+
+    The broker's is taken as it is, however long ago the last tick was: all workers may have been away.
+    """
+    tick = None if state.append_time else state.last_tick_us
     return tick + FRAME_LEAD_US if tick is not None and time_us > tick + MAX_AHEAD_US else time_us
 
 
@@ -50,7 +53,7 @@ def run_of(
     state: PartitionState, outbox: Outbox, offset: int, name: str, time_us: int, make: Factories
 ) -> Run | None:
     """The run, made if new, its "now" moved to the record; None where the bound on runs forbids it."""
-    if state.last_tick_us is not None:
+    if state.last_tick_us is not None and not state.append_time:
         time_us = min(time_us, state.last_tick_us + FRAME_LEAD_US)
     run = state.runs.get(name)
     if run is None:

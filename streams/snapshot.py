@@ -45,6 +45,7 @@ def dump(state: PartitionState) -> bytes:
         "config": state.config_body,
         "digest": state.config_digest,
         "last_tick_us": state.last_tick_us,
+        "append_time": state.append_time,
         "runs_refused_told": state.runs_refused_told,
         "counters": dict(sorted(state.counters.items())),
         "runs": [_dump_run(run) for run in state.runs.values()],
@@ -78,6 +79,7 @@ def _load(plain: dict[str, Any], make: Factories) -> PartitionState:
     config = msgspec.json.decode(body, type=PipelineConfig) if body else PipelineConfig()
     state = PartitionState(plain["topic_uuid"], plain["partition"], config, plain["digest"], body)
     state.last_tick_us = plain["last_tick_us"]
+    state.append_time = plain["append_time"]
     state.runs_refused_told = plain["runs_refused_told"]
     state.counters = plain["counters"]
     try:
@@ -124,6 +126,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "started_us": attempt.started_us,
         **{name: getattr(attempt, name) for name in _ATTEMPT},
         "refused_told": attempt.refused_told,
+        "crowded_told": attempt.crowded_told,
         "series": attempt.series.dump(),
         "missing": attempt.missing.dump(),
         "detection": attempt.detection.dump(),
@@ -136,7 +139,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
 def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories) -> Attempt:
     detection = make.detection(config, plain["detection"])
     attempt = Attempt(plain["number"], plain["started_us"], detection, config)
-    for name in (*_ATTEMPT, "refused_told"):
+    for name in (*_ATTEMPT, "refused_told", "crowded_told"):
         setattr(attempt, name, plain[name])
     attempt.series.restore(plain["series"])
     attempt.missing = MissingNotes()

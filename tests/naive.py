@@ -24,6 +24,8 @@ Row = dict[str, Any]
 NO_STEP = frames.NO_STEP
 COUNTS = ("count", "nan", "inf", "min_rank", "max_rank", "present", "expected", "revision")
 EXACT = ("min", "max", "first", "last")
+MAX_OPEN = 8_192
+"""Panes that may be open after a record; samples dated ahead may open half as many."""
 
 
 class Sample:
@@ -216,15 +218,24 @@ class Naive:
         for name, axis in attempt.axes.items():
             boundary = axis.closed
             reached = []
+            open_panes = {pane for pane, _, _ in axis.cells if pane >= boundary}
             for metric, step, time, value, weight in samples:
                 position = time if name == "time" else step
                 if name == "step" and step == NO_STEP:
                     continue
-                if name == "step" or time <= reference + self.config.future_skew_us:
+                honest = name == "step" or time <= reference + self.config.future_skew_us
+                if honest:
                     reached.append(position)
                 if position // axis.pane < boundary:
                     axis.late += 1
                     continue
+                if (
+                    not honest
+                    and position // axis.pane not in open_panes
+                    and len(open_panes) >= MAX_OPEN // 2
+                ):
+                    continue
+                open_panes.add(position // axis.pane)
                 sample = Sample(value, weight, rank, frame.process)
                 for group in self.groups(process, rank, frame.names[metric]):
                     key = (position // axis.pane, group, frame.names[metric])
@@ -232,6 +243,11 @@ class Naive:
             if reached:
                 axis.advance(frame.process, min(reached), max(reached), self.now)
         self.move(attempt)
+        for axis in attempt.axes.values():
+            open_panes = {pane for pane, _, _ in axis.cells if pane >= axis.closed}
+            if len(open_panes) > MAX_OPEN:
+                axis.closed = sorted(open_panes)[-MAX_OPEN]
+                self.windows(attempt, axis, axis.closed * axis.pane)
 
     def groups(self, process: Process, rank: int | None, metric: str) -> list[str]:
         groups = [""]
@@ -398,6 +414,7 @@ def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row
     config = config or PipelineConfig()
     runs: dict[str, Naive] = {}
     last_tick: int | None = None
+    stamped = True
     for record in log:
         try:
             content = records.decode(record.value)
@@ -405,15 +422,16 @@ def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row
             continue
         time = record.time_ms * 1000
         if isinstance(content, events.Tick):
+            stamped = content.append_time
             hole = time - last_tick if last_tick is not None and time - last_tick > config.hole_us else 0
             last_tick = time if last_tick is None else max(time, last_tick)
             for each in runs.values():
                 each.now = max(each.now, time)
                 each.tick(each.now, hole)
         elif isinstance(content, frames.Frame | events.FromProcess):
-            if last_tick is not None and time > last_tick + 3_600_000_000:
+            if not stamped and last_tick is not None and time > last_tick + 3_600_000_000:
                 time = last_tick + 2_000_000
-            now = time if last_tick is None else min(time, last_tick + 2_000_000)
+            now = time if last_tick is None or stamped else min(time, last_tick + 2_000_000)
             if content.run not in runs:
                 start = now if last_tick is None else max(now, last_tick)
                 runs[content.run] = Naive(content.run, config, start)
@@ -531,6 +549,7 @@ def make_log(
     runs: Sequence[str] = ("a",),
     restart: bool = True,
     end: bool = True,
+    append_time: bool = True,
 ) -> list[Record]:
     """A log of a few runs, with ticks, disorder, duplicates, holes, odd values, restarts, idle ranks."""
     chance = random.Random(seed)
@@ -543,7 +562,7 @@ def make_log(
     for second in range(seconds + 80):
         if not (seed % 5 == 0 and 8 < second < 24):  # a hole in the ticks
             at = base + second * 1_000_000
-            put(at, events.encode(events.Tick(worker="w", time_us=at)))
+            put(at, events.encode(events.Tick(worker="w", time_us=at, append_time=append_time)))
     for run in runs:
         for generation in range(2 if restart and chance.random() < 0.5 else 1):
             _one_attempt(chance, put, run, generation, base, ranks, seconds, end=end)

@@ -42,10 +42,17 @@ Severity = Literal["info", "warn", "error", "page"]
 
 
 class Unknown(NamedTuple):
-    """A well-formed record of a kind or version that this build does not know: skip it and count it."""
+    """A well-formed record of a kind or version that this build does not know: skip it and count it.
+
+    If it names the process that sent it, as all that the SDK sends does, its place in that process's sequence
+    is known, so that it is not taken for a lost record.
+    """
 
     kind: str
     version: int | str
+    run: str = ""
+    process: str = ""
+    seq: int = -1
 
 
 def number(value: float) -> Number:
@@ -152,6 +159,8 @@ class Tick(_Event, frozen=True, kw_only=True, tag="tick"):
 
     worker: str
     time_us: Int64
+    append_time: bool = True
+    """The broker stamps records (``LogAppendTime``). False where it leaves that to the writers' clocks."""
 
 
 class ConfigChanged(_Event, frozen=True, kw_only=True, tag="config_changed"):
@@ -473,8 +482,15 @@ class _Head(msgspec.Struct):
     v: int = VERSION
 
 
+class _Sender(msgspec.Struct):
+    run: Id
+    process: Id
+    seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 _LONG = re.compile(rb"[0-9]{20}")
 _HEAD = msgspec.json.Decoder(_Head)
+_SENDER = msgspec.json.Decoder(_Sender)
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _KINDS: dict[str, type[_Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in _KINDS.items()}
@@ -495,13 +511,21 @@ def decode(value: bytes) -> Event | Unknown:
     try:
         head = _HEAD.decode(value)
         if head.kind not in _DECODERS or head.v > VERSION:
-            return Unknown(head.kind, head.v)
+            return _unknown(head, value)
         event: Event = _DECODERS[head.kind].decode(value)  # type: ignore[assignment]
         if _LONG.search(value) and not isinstance(event, ProcessStarted):
             _check_integers(msgspec.json.decode(value))
         return event
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRecord(f"not an event: {error}") from error
+
+
+def _unknown(head: _Head, value: bytes) -> Unknown:
+    try:
+        sender = _SENDER.decode(value)
+    except msgspec.ValidationError:
+        return Unknown(head.kind, head.v)
+    return Unknown(head.kind, head.v, sender.run, sender.process, sender.seq)
 
 
 def _check_integers(plain: object) -> None:

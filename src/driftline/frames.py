@@ -144,14 +144,31 @@ def decode(payload: bytes) -> Frame:
     return frame
 
 
-def format_of(payload: bytes) -> str | None:
-    """The format version that an Arrow payload claims, or None if it claims none (or is no Arrow stream)."""
+class Claim(NamedTuple):
+    """What the metadata of an Arrow payload says of itself; ``seq`` is -1 where the sender is not named."""
+
+    format: str
+    run: str = ""
+    process: str = ""
+    seq: int = -1
+
+
+def claim_of(payload: bytes) -> Claim | None:
+    """What an Arrow payload claims to be, or None if it claims nothing (or is no Arrow stream)."""
     try:
         meta = pa.ipc.open_stream(payload).schema.metadata or {}
     except (pa.ArrowException, OSError):
         return None
     version: bytes | None = meta.get(b"format")
-    return None if version is None else version.decode(errors="replace")
+    if version is None:
+        return None
+    claim = Claim(version.decode(errors="replace"))
+    try:
+        run, process, seq = meta[b"run"].decode(), meta[b"process"].decode(), int(meta[b"seq"])
+    except (KeyError, ValueError):
+        return claim
+    fits = max(len(meta[b"run"]), len(meta[b"process"])) <= MAX_ID_BYTES and 0 <= seq <= _SEQ_MAX
+    return Claim(claim.format, run, process, seq) if run and process and fits else claim
 
 
 def _columns_of(schema: pa.Schema) -> str:

@@ -73,8 +73,8 @@ def decode(value: bytes | None) -> frames.Frame | events.Event | events.Unknown:
         try:
             return frames.decode(value)
         except BadRecord:
-            version = frames.format_of(value)
-            if version is not None and version != frames.FORMAT:
-                return events.Unknown("frame", version)
+            claim = frames.claim_of(value)
+            if claim is not None and claim.format != frames.FORMAT:
+                return events.Unknown("frame", *claim)
             raise
     return events.decode(value)

@@ -102,8 +102,9 @@ class PartitionTask(Generic[S]):
         if self.tick_lane.pending or self._retired:
             return
         self._ticked_us = self._parts.clock.steady_us()
-        event = events.Tick(worker=self._parts.worker, time_us=self._parts.clock.now_us())
-        await self._append(event)
+        parts = self._parts
+        now_us = parts.clock.now_us()
+        await self._append(events.Tick(worker=parts.worker, time_us=now_us, append_time=parts.append_time))
 
     # --- its life ---------------------------------------------------------------------------------------
 

@@ -131,6 +131,9 @@ class Parts(Generic[S]):
     uuid_now: Callable[[], Awaitable[str | None]]
     """The UUID that the source topic has now (None: there is no such topic). Raises Unavailable."""
 
+    append_time: bool = True
+    """Whether the broker stamps records; ticks say it to the core."""
+
     @property
     def source_topic(self) -> str:
         return self.settings.kafka.topics[self.core.source]

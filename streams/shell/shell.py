@@ -82,6 +82,7 @@ class Shell(Generic[S]):
             open_log=lambda topic, partition: LogReader(settings.kafka, topic, partition),
             commit=self._commit,
             uuid_now=self._uuid_now,
+            append_time=not embedded,
         )
         self._assignments = Assignments(self._parts, self._fail)
         self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

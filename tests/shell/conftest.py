@@ -23,15 +23,31 @@ from driftline.streams.shell.snapshots import Collected, Source
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def toy() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shell_toy", HERE / "toy.py")
+def load(name: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["shell_toy"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def toy() -> ModuleType:
+    return load("shell_toy", HERE / "toy.py")
+
+
+@pytest.fixture(scope="session")
+def memory() -> ModuleType:
+    return load("shell_memory", HERE / "memory.py")
+
+
+@pytest.fixture(scope="session")
+def naive() -> ModuleType:
+    return load("driftline_tests_naive", HERE.parent / "naive.py")
 
 
 class Worker:

@@ -260,7 +260,7 @@ def test_damaged_snapshot_is_bad_data(log, damage) -> None:
 
 
 def test_bounds_refuse_count_and_tell_once(log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names, open panes and runs beyond their bounds: the rest goes on, one fact, all counted."""
+    """Names and runs beyond their bounds: the rest goes on, one fact, all counted; old panes close."""
     monkeypatch.setattr(participants, "MAX_METRICS", 3)
     monkeypatch.setattr(panes, "MAX_OPEN_PANES", 50)
     monkeypatch.setattr(processes, "MAX_RUNS", 1)
@@ -270,8 +270,9 @@ def test_bounds_refuse_count_and_tell_once(log, monkeypatch: pytest.MonkeyPatch)
     log.frame([("m0", 1, 0, 1.0, 1.0)], run="other", process="q")
     log.event(events.ProcessEnded)
     assert {row["metric"] for row in log.rows()} == {"m0", "m1", "m2"}
-    assert len({row["start"] for row in log.rows()}) == 50
-    assert log.state.counters["refused_step"] == 2 + 50
+    assert {row["start"] for row in log.rows()} == set(range(100))
+    assert log.state.counters["refused_step"] == 2
+    assert log.state.counters["crowded_step"] == 1
     assert log.state.counters["records_of_refused_runs"] == 1
     assert [(fact.run, fact.axis) for fact in log.facts("refused")] == [
         ("r", "time"),
@@ -305,3 +306,14 @@ def test_an_empty_frame_is_a_sign_of_life_only(log) -> None:
     log.put(frames.encode(frame))
     assert log.rows() == []
     assert log.state.runs["r"].processes["p0"].seq == 0
+
+
+def test_a_record_of_a_newer_kind_is_no_lost_record(log) -> None:
+    """A newer SDK's record that this build does not know takes its place in the sequence: no gap is told."""
+    log.frame(steps(0, 3))
+    log.put(b'{"kind":"hologram","v":1,"run":"r","process":"p0","seq":%d,"time_us":0}' % log.seq("r", "p0"))
+    log.put(b'{"kind":"hologram","v":1,"run":"r","process":"p0","seq":1,"time_us":0}')
+    log.frame(steps(3, 5))
+    assert log.facts("gap") == []
+    assert log.state.counters["unknown"] == 2
+    assert log.state.counters["duplicates"] == 1

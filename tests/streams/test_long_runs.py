@@ -33,6 +33,35 @@ def test_a_clock_that_runs_ahead_leaves_room_for_honest_samples(
     assert log.pipeline.step(state, log.records) == log.outputs
 
 
+@pytest.mark.parametrize("hours", [2, 5, 30])
+def test_a_clock_that_is_behind_delays_windows_up_to_a_bound_and_costs_nobody_else_a_sample(
+    log: Any, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A host whose clock is hours behind holds the watermark: at the bound the oldest panes close, and a
+    note names it. Honest samples are all in their windows; the odd host's own until their panes are closed.
+    """
+    monkeypatch.setattr(panes, "MAX_OPEN_PANES", 40)
+    log.configure(PipelineConfig(windows=[WindowSpec("time", SECOND, SECOND)]))
+    behind_us = hours * 3_600 * SECOND
+    start = 10**6
+    for second in range(start, start + 100):
+        odd = [("x", None, second * SECOND - behind_us, 1.0, 1.0)]
+        log.frame(odd, process="behind", rank=3, at_us=second * SECOND)
+        log.frame([("x", None, second * SECOND, 1.0, 1.0)])
+        log.tick(second * SECOND)
+    log.event(events.ProcessEnded)
+    log.event(events.ProcessEnded, process="behind")
+    counts = {row["start"] // SECOND: row["count"] for row in log.rows(axis="time")}
+    assert [counts.get(second) for second in range(start, start + 100)] == [1] * 100
+    assert "refused_time" not in log.state.counters
+    odd_windows = sum(second < start for second in counts)
+    assert odd_windows + log.state.counters["late_time"] == 100
+    assert odd_windows > 10
+    (note,) = log.facts("note")
+    assert (note.process, note.rank, note.axis) == ("behind", 3, "time")
+    assert f"{hours * 3_600} s ago" in note.text
+
+
 def test_attempts_that_rewinds_leave_behind_are_let_go(log: Any) -> None:
     for second in range(30):
         log.frame([("loss", second, second * SECOND, 1.0, 1.0)], at_us=second * SECOND)
