@@ -43,6 +43,10 @@ class Folder(Protocol):
 
     def size(self, file: str) -> int: ...
 
+    def changed_us(self) -> int:
+        """When a file in it was last written, microseconds since 1970; 0 if there is none."""
+        ...
+
     def append(self, file: str, data: bytes) -> None:
         """Writes at the end, all of it, and hands it to the kernel; makes the file."""
         ...
@@ -87,7 +91,7 @@ class Disk(Protocol):
         ...
 
     def look(self, name: str) -> Folder:
-        """An existing folder for reading only, whoever owns it."""
+        """An existing folder for reading only, whoever owns it; to be released as well."""
         ...
 
     def owned(self, name: str) -> bool:
@@ -97,12 +101,14 @@ class Disk(Protocol):
     def free_bytes(self) -> int: ...
 
 
-def default_place(env: Mapping[str, str]) -> str:
-    """The folder of the spools where the settings name none: in the user's state directory.
+def place(named: str | None, env: Mapping[str, str]) -> str:
+    """The folder of the spools: as the settings name it, else in the user's state directory.
 
-    >>> default_place({"XDG_STATE_HOME": "/state"}), default_place({"HOME": "/home/ada"})
+    >>> place(None, {"XDG_STATE_HOME": "/state"}), place(None, {"HOME": "/home/ada"})
     ('/state/driftline/spool', '/home/ada/.local/state/driftline/spool')
     """
+    if named:
+        return os.path.expanduser(named)
     state = env.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
@@ -197,10 +203,15 @@ class _FileFolder:
         self._open: dict[bool, tuple[str, int]] = {}
 
     def names(self) -> list[str]:
-        return sorted(file for file in os.listdir(self._path) if file != _LOCK)
+        # NFS keeps deleted files that are open under names with a dot.
+        return sorted(file for file in os.listdir(self._path) if file != _LOCK and file[0] != ".")
 
     def size(self, file: str) -> int:
         return os.stat(os.path.join(self._path, file)).st_size
+
+    def changed_us(self) -> int:
+        times = [os.stat(os.path.join(self._path, file)).st_mtime_ns for file in self.names()]
+        return max(times, default=0) // 1000
 
     def append(self, file: str, data: bytes) -> None:
         descriptor = self._descriptor(file, write=True)
@@ -298,16 +309,16 @@ class MemoryDisk:
             raise FileExistsError(name)
         self.faults.folders[name] = {}
         self.faults.owners[name] = self
-        return _MemoryFolder(self, name)
+        return _MemoryFolder(self, name, owner=True)
 
     def claim(self, name: str) -> Folder | None:
         if name not in self.faults.folders or name in self.faults.owners:
             return None
         self.faults.owners[name] = self
-        return _MemoryFolder(self, name)
+        return _MemoryFolder(self, name, owner=True)
 
     def look(self, name: str) -> Folder:
-        return _MemoryFolder(self, name)
+        return _MemoryFolder(self, name, owner=False)
 
     def owned(self, name: str) -> bool:
         return name in self.faults.owners
@@ -322,6 +333,8 @@ class _Shared:
     def __init__(self) -> None:
         self.folders: dict[str, dict[str, bytearray]] = {}
         self.owners: dict[str, MemoryDisk] = {}
+        self.changed_us: dict[str, int] = {}
+        """When each folder was last written; a test sets it."""
         self.space_bytes = 1 << 40
         """Size of the disk; what does not fit raises ENOSPC after as much as does fit was written."""
         self.broken = False
@@ -345,8 +358,9 @@ class _Shared:
 
 
 class _MemoryFolder:
-    def __init__(self, disk: MemoryDisk, name: str) -> None:
+    def __init__(self, disk: MemoryDisk, name: str, *, owner: bool) -> None:
         self.name = name
+        self._owner = owner
         self._disk, self._faults = disk, disk.faults
 
     def names(self) -> list[str]:
@@ -354,6 +368,9 @@ class _MemoryFolder:
 
     def size(self, file: str) -> int:
         return len(self._file(file))
+
+    def changed_us(self) -> int:
+        return self._faults.changed_us.get(self.name, 0)
 
     def append(self, file: str, data: bytes) -> None:
         self._assert_ours()
@@ -388,7 +405,7 @@ class _MemoryFolder:
         self._faults.after("delete", self.name, file)
 
     def release(self) -> None:
-        if self._faults.owners.get(self.name) is self._disk:
+        if self._owner and self._faults.owners.get(self.name) is self._disk:
             del self._faults.owners[self.name]
 
     def remove(self) -> None:
@@ -421,4 +438,5 @@ class _MemoryFolder:
 
     def _assert_ours(self) -> None:
         assert self._disk._alive, f"a dead process writes to {self.name}"
-        assert self._faults.owners.get(self.name) is self._disk, f"{self.name} is written by two"
+        ours = self._owner and self._faults.owners.get(self.name) is self._disk
+        assert ours, f"{self.name} is written by one who does not own it"

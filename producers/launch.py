@@ -19,7 +19,7 @@ from driftline.clock import Clock, SystemClock
 from driftline.connection import KafkaSettings
 from driftline.producers import exits
 from driftline.producers.counters import words
-from driftline.producers.disk import FileDisk, default_place
+from driftline.producers.disk import FileDisk, place
 from driftline.producers.kafka_transport import KafkaTransport
 from driftline.producers.node import Node
 from driftline.producers.plain import plain
@@ -91,7 +91,7 @@ def init(
         clock=clock,
         broker=kafka.bootstrap if transport is None else "memory",
         prefix=kafka.prefix,
-        disk=FileDisk(os.path.expanduser(settings.sdk.spool or default_place(os.environ))),
+        disk=FileDisk(place(settings.sdk.spool, os.environ)),
     )
     for note in odd:
         run._notes.once(("told", note), note)

@@ -1,10 +1,11 @@
 """The spools of dead processes: found, claimed, sent, removed; by a later process of the run, or by hand.
 
 A process looks once it is connected, and then every minute, for folders of its own run and broker whose owner
-is dead. It claims one at a time, so that the ranks of a run share them, and sends it segment by segment (8
-MiB in memory) with the original process and numbers, in their order, while it has nothing of its own to send.
-A segment is deleted when the broker has all of it. Whoever is killed meanwhile leaves the rest to the next
-one, which may send records of that segment again; readers drop those by their numbers.
+is dead (and, if they were written on another host, untouched for ten minutes). It claims one at a time, so
+that the ranks of a run share them, and sends it segment by segment (8 MiB in memory) with the original
+process and numbers, in their order, while it has nothing of its own to send. A segment is deleted when the
+broker has all of it. Whoever is killed meanwhile leaves the rest to the next one, which may send records of
+that segment again; readers drop those by their numbers.
 
 What is damaged is left out, counted (``spool_damaged``) and named. A segment of a later format, and a spool
 without any readable header, are left where they are.
@@ -26,8 +27,8 @@ from driftline.producers.spool import Waiting
 from driftline.producers.spool_format import Header, Segment
 
 LOOK_US = 60_000_000
-SEGMENT_BYTES_MAX = 64 * 1024 * 1024
-"""What is read of a segment; they have 8 MiB and what one record is longer."""
+STRANGER_US = 600_000_000
+"""So long must the spool of another host be untouched: its lock may not be visible from here (NFS)."""
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
 
 
@@ -58,6 +59,11 @@ def _servers(bootstrap: str, host: str) -> set[str]:
     return {f"{server} on {host}" if server.startswith(_LOOPBACK) else server for server in named}
 
 
+def may_live_elsewhere(header: Header, host: str, untouched_us: int) -> bool:
+    """Whether the owner may live on another host, although its lock is free as seen from here."""
+    return header.host != host and untouched_us < STRANGER_US
+
+
 def header_of(folder: Folder) -> Header | None:
     """The first readable header of a spool. Raises OSError."""
     for file in folder.names():
@@ -70,7 +76,7 @@ def header_of(folder: Folder) -> Header | None:
 def segments_of(folder: Folder) -> Iterator[tuple[str, bytes, Segment]]:
     """The segments of a spool, in order: file, bytes, what is in them. Raises OSError."""
     for file in folder.names():
-        data = folder.read(file, 0, SEGMENT_BYTES_MAX)
+        data = folder.read(file, 0, spool_format.SEGMENT_BYTES_MAX)
         yield file, data, spool_format.read(data)
 
 
@@ -208,22 +214,37 @@ class Recovery:
     def _look(self) -> None:
         self._look_us = self._clock.steady_us() + LOOK_US
         for name in self._disk.names():
-            if not name.startswith(spool_format.run_part(self._run)) or name in self._done_with:
+            ours = spool_format.is_folder(name) and name.startswith(spool_format.run_part(self._run))
+            if not ours or name in self._done_with:
                 continue
             try:
-                header = header_of(self._disk.look(name))
-                if header is None or header.run != self._run or not is_same_broker(header, self._broker):
-                    continue
-                self._left = claim(self._disk, name, header)
+                self._left = self._claimed(name)
             except OSError:
                 continue  # another user's, or gone meanwhile
             if self._left is not None:
                 self._done_with.add(name)
                 self._notes.once(
                     ("recovery", name),
-                    f"sends what process {header.process} of this run left in {self._disk.where}",
+                    f"sends what process {self._left.header.process} of this run left in {self._disk.where}",
                 )
                 return
+
+    def _claimed(self, name: str) -> Left | None:
+        """The spool, if it is one of ours to send, now. Raises OSError."""
+        folder = self._disk.look(name)
+        try:
+            header = header_of(folder)
+            empty = header is None and not folder.names()
+            untouched_us = self._clock.now_us() - folder.changed_us()
+        finally:
+            folder.release()
+        if empty and (nothing := self._disk.claim(name)):
+            nothing.remove()  # its owner died, or lost its disk, before it wrote anything
+        if header is None or header.run != self._run or not is_same_broker(header, self._broker):
+            return None
+        if may_live_elsewhere(header, self._broker.host, untouched_us):
+            return None
+        return claim(self._disk, name, header)
 
     def _let_go(self) -> None:
         if self._left is None:

@@ -40,6 +40,7 @@ from driftline.producers.spool_format import Header
 SEGMENT_BYTES = 8 * 1024 * 1024
 AGAIN_US = 1_000_000
 """Pause after an operation that failed."""
+UNREADABLE_US = 60_000_000
 MARK_US = 1_000_000
 """How often it is written down how far the broker has come."""
 FREE_BYTES_CHECKED = 1024 * 1024
@@ -105,6 +106,7 @@ class Spool:
         self._free_until_bytes = 0
         self._written_bytes = 0
         self._mark_us = 0
+        self._unreadable_us = 0
         self._marked = 0
         self._closed = False
         self.size_bytes = 0
@@ -166,7 +168,8 @@ class Spool:
     def find(self, seq: int) -> Waiting | None:
         """A record that waits, read from disk; None if it does not wait here.
 
-        A record that comes back damaged is lost: counted, and no longer waits.
+        A record that comes back damaged is lost: counted, and no longer waits. So is one that could not be
+        read for a minute: somebody took the disk away, and what is behind it must not wait for ever.
 
         Raises:
             Unavailable: the disk cannot be read now.
@@ -182,12 +185,20 @@ class Spool:
             entry = b""  # somebody deleted it
         except OSError as error:
             self._counters.add("spool_errors")
-            raise Unavailable(f"the spool in {self.where} cannot be read: {error}") from error
+            now_us = self._clock.steady_us()
+            self._unreadable_us = self._unreadable_us or now_us
+            if now_us - self._unreadable_us < UNREADABLE_US:
+                raise Unavailable(f"the spool in {self.where} cannot be read: {error}") from error
+            entry = b""
+        else:
+            self._unreadable_us = 0
         payload = spool_format.payload_in(entry)
         if payload is not None and len(entry) == size:
             return Waiting(seq, payload, segment.samples[at])
         self._counters.add("dropped_spool", segment.samples[at])
-        self._notes.once("damaged", f"records of the spool in {self.where} came back damaged: lost, counted")
+        self._notes.once(
+            "damaged", f"records of the spool in {self.where} did not come back whole: lost, counted"
+        )
         self.acknowledge(seq)
         return None
 

@@ -18,6 +18,7 @@ next mark with a right checksum.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from typing import NamedTuple
 
@@ -29,9 +30,12 @@ FORMAT = 1
 _HEAD = struct.Struct("<II")
 _ENTRY = struct.Struct("<4sIIQQI")
 _CHECKED_FROM = 8
+_FOLDER = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}-[0-9]+")
 _RECORD, _ACKNOWLEDGED = b"\xd7DR\x01", b"\xd7DA\x01"
 ENTRY_BYTES = _ENTRY.size
 HEADER_BYTES_MAX = 64 * 1024
+SEGMENT_BYTES_MAX = 64 * 1024 * 1024
+"""What is read of a segment; they have 8 MiB, and what one record is longer."""
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +97,11 @@ def folder_of(run: str, process: str, number: int) -> str:
     'feddf1677abcb2f8-4074fa014f8d9a3a-1'
     """
     return f"{run_part(run)}-{_hash(process)}-{number}"
+
+
+def is_folder(name: str) -> bool:
+    """Whether a folder's name is one that :func:`folder_of` makes."""
+    return _FOLDER.fullmatch(name) is not None
 
 
 def run_part(run: str) -> str:

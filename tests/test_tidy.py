@@ -263,6 +263,11 @@ def test_every_command_and_environment_variable_is_documented() -> None:
     for command in app.registered_commands:
         assert command.callback is not None
         assert f"driftline {command.name or command.callback.__name__}" in text
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        for command in group.typer_instance.registered_commands:
+            assert command.callback is not None
+            assert f"driftline {group.name} {command.name or command.callback.__name__}" in text
     for name in (
         "DRIFTLINE_CONFIG",
         "DRIFTLINE_BOOTSTRAP",

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from driftline.cli import outcome
-from driftline.cli.app import app, with_options
+from driftline.cli.app import app
+from driftline.cli.options import with_options
 from driftline.errors import BadData, SettingsError, Unavailable
 
 COMMANDS = [
@@ -27,6 +28,7 @@ COMMANDS = [
     "demo",
     "version",
     "config",
+    "spool",
 ]
 ROLES = {
     "streams": ("driftline.streams.worker", "run_streams"),
