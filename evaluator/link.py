@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from driftline import events
 from driftline.clock import SECOND_US, Clock
-from driftline.errors import SettingsError, Unavailable
+from driftline.errors import Refused, SettingsError, Unavailable
 from driftline.evaluator.desk import Desk, Standing
 from driftline.evaluator.parcels import Parcel
 from driftline.evaluator.transport import Connect, Sent, Transport
@@ -58,6 +58,8 @@ class Link(threading.Thread):
         self._clock = clock
         self._ending = threading.Event()
         self._away = False
+        self._let_in = False
+        """The broker has let us in before; one that never did is a matter of settings."""
 
     def stop(self) -> None:
         """Asks it to deliver what is left, say goodbye and end, within :data:`GOODBYE_US`."""
@@ -81,9 +83,12 @@ class Link(threading.Thread):
         try:
             transport = self._connect()
         except Unavailable as error:
+            if isinstance(error, Refused) and not self._let_in:
+                raise error.at_start() from error
             self._say_away(str(error))
             self._ending.wait(RETRY_US / 1e6)
             return
+        self._let_in = True
         self._say_back("connected")
         try:
             courier = _Courier(self._desk)

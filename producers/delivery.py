@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from driftline.clock import Clock
-from driftline.errors import Unavailable
+from driftline.errors import Refused, Unavailable
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.transport import Outcome, Transport
@@ -69,6 +69,7 @@ class Delivery:
         self._try_open_us = 0
         self._failures = 0
         self._losses = 0
+        self._refused_us = 0
         self.trouble = ""
         """Why the last attempt to connect or to send failed."""
         self._refusals: dict[int, int] = {}
@@ -129,6 +130,14 @@ class Delivery:
             self.trouble = str(error) if isinstance(error, Unavailable) else words(error)
             self._failures += 1
             self._away = True
+            if isinstance(error, Refused):
+                self._refused_us = min(LOSS_PAUSE_US_MAX, 2 * self._refused_us or RETRY_US)
+                self._try_open_us = self._clock.steady_us() + self._refused_us
+                self._notes.once(
+                    ("refused us", self.trouble),
+                    f"the broker does not let us in: {self.trouble}; samples wait, training is not affected",
+                )
+                return
             if self._failures < 2:  # one slow answer is no news
                 return
             self._notes.once(
@@ -137,7 +146,7 @@ class Delivery:
             )
             return
         self._counters.add("connections")
-        self._failures = 0
+        self._failures = self._refused_us = 0
         self._notes.again("away")
         self._connected = True
         self._counters.add("records_resent", sum(lane.outbox.sent_waiting() for lane in self._lanes.values()))

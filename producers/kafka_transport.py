@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from driftline import handshake
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import Unavailable
 from driftline.producers.transport import Outcome
@@ -70,6 +71,7 @@ class KafkaTransport:
         )
 
     def _connect(self, timeout_ms: int) -> None:
+        handshake.check(self._settings, timeout_s=min(_PROBE_S, timeout_ms / 1000))
         import kafka  # 0.5 s, so only on the SDK's thread
 
         _quieten()
@@ -88,7 +90,11 @@ class KafkaTransport:
                 allow_auto_create_topics=False,
                 metrics_enabled=False,
             )
+        except Unavailable:
+            raise  # certificates that went away
         except Exception as error:  # foreign: a dozen kinds, all mean "not now"
+            if (refused := handshake.refusal(self._settings, timeout_s=_PROBE_S)) is not None:
+                raise refused from error
             raise Unavailable(f"{self._settings.bootstrap}: {_words(error)}") from error
         with contextlib.suppress(AttributeError):
             self._producer._unregister_cleanup()

@@ -16,7 +16,8 @@ commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal sk
 producers and stream workers first, the sink last. Told to stop while broker or disk are away, it tries once
 more and says if something stays for the next sink.
 
-Broker away: one line, then tries again until it answers. Folder not writable at start: one line, exit code 2.
+Broker away: one line, then tries again until it answers. Folder not writable, or refused by the broker, at
+start: one line, exit code 2.
 Disk full or a failed write later: one line, nothing is committed, tries again.
 """
 
@@ -37,7 +38,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 from driftline import admin
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.connection import kafka_python
-from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.errors import BadData, Refused, SettingsError, Unavailable
 from driftline.records import Record
 from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
@@ -138,6 +139,8 @@ class Sink:
         self._behind = 0
         """Records that the topics had and we had not, when last looked."""
         self._trouble: str | None = None
+        self._let_in = False
+        """The broker has let us in before."""
 
     # --- life ----------------------------------------------------------------------------------------------
 
@@ -153,6 +156,8 @@ class Sink:
                 self._session(stopping)
                 done = True
             except (Unavailable, KafkaError) as error:
+                if isinstance(error, Refused) and not self._let_in:
+                    raise error.at_start() from error
                 self._wait(str(error), stopping)
             except Conflict as error:
                 self._counts["conflicts"] += 1
@@ -165,6 +170,7 @@ class Sink:
     def _session(self, stopping: _Stopping) -> None:
         """From connecting to the end or the first trouble."""
         uuids = admin.ensure_topics(self._kafka)
+        self._let_in = True
         with self._consumer() as consumer:
             self._resume(consumer, uuids)
             while not stopping.event.is_set():

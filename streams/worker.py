@@ -1,7 +1,8 @@
 """The stream worker and the scheduler as processes: ``run_streams`` and ``run_scheduler``.
 
-Exit codes: 0 stopped by SIGTERM or Ctrl-C, 1 a bug, 2 wrong settings or topics that do not fit (a supervisor
-should not start it again). A broker that is away is waited for, with one line, not with an end.
+Exit codes: 0 stopped by SIGTERM or Ctrl-C, 1 a bug, 2 wrong settings, topics that do not fit, or a broker
+that refuses us from the start (a supervisor should not start it again). A broker that is away is waited for,
+with one line, not with an end; so is one that refuses us after it had let us in.
 
     python -m driftline.streams.worker streams|scheduler      settings from the environment
 """
@@ -22,7 +23,7 @@ from typing import Any
 from driftline import config
 from driftline.admin import ensure_topics, is_embedded
 from driftline.clock import SystemClock
-from driftline.errors import SettingsError, Unavailable
+from driftline.errors import Refused, SettingsError, Unavailable
 from driftline.settings import Settings
 from driftline.streams.core import Core
 
@@ -90,11 +91,20 @@ async def _run(core: Core[Any], settings: Settings, role: str, config_body: byte
                     clock=SystemClock(),
                 )
                 await shell.run(stop, waiting.over)
+            except Refused as error:
+                if not waiting.let_in:
+                    raise error.at_start() from error
+                waiting.tell(error)
+                await _pause(stop)
             except Unavailable as error:
                 waiting.tell(error)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), RETRY_S)
+                await _pause(stop)
     log.info("stopped")
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), RETRY_S)
 
 
 class _Patience:
@@ -102,6 +112,8 @@ class _Patience:
 
     def __init__(self) -> None:
         self._told_s: float | None = None
+        self.let_in = False
+        """The broker has let us in before."""
 
     def tell(self, error: Unavailable) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -113,6 +125,7 @@ class _Patience:
         if self._told_s is not None:
             log.info("the broker answers")
         self._told_s = None
+        self.let_in = True
 
 
 @contextlib.contextmanager

@@ -128,6 +128,18 @@ def kafka_cluster() -> Iterator[Any]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real Apache Kafka behind TLS and passwords, one for all tests of the session."""
+    support = load_support("jvm_kafka")
+    try:
+        broker = load_support("secure_kafka").SecureKafka(tmp_path_factory.mktemp("certificates"), support)
+    except (support.CannotStart, FileNotFoundError) as error:  # no Java, no openssl
+        _no_kafka(str(error))
+    with contextlib.closing(broker):
+        yield broker
+
+
 def _no_kafka(reason: str) -> None:
     if os.environ.get("DRIFTLINE_REQUIRE_KAFKA"):
         pytest.fail(f"a real Kafka is required here: {reason}")

@@ -11,6 +11,7 @@ from typing import Any
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
+from driftline import handshake
 from driftline.broker import EMBEDDED_CLUSTER
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import SettingsError, Unavailable
@@ -24,7 +25,7 @@ def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
 
     Raises:
         SettingsError: a topic has another partition count or time stamp type than driftline needs.
-        Unavailable: no broker answers.
+        Unavailable: no broker answers, or (Refused) it does not let us in.
     """
     client = connect(settings)
     try:
@@ -36,7 +37,8 @@ def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
 
 
 def connect(settings: KafkaSettings) -> KafkaAdminClient:
-    """An admin client. Raises Unavailable if no broker answers."""
+    """An admin client. Raises Unavailable if no broker answers, Refused if it does not let us in."""
+    handshake.check(settings)
     try:
         return KafkaAdminClient(
             client_id=CLIENT_ID,
@@ -45,7 +47,7 @@ def connect(settings: KafkaSettings) -> KafkaAdminClient:
             **kafka_python(settings),
         )
     except KafkaError as error:
-        raise no_broker(settings, error) from error
+        raise handshake.refusal(settings) or no_broker(settings, error) from error
 
 
 def no_broker(settings: KafkaSettings, error: Exception) -> Unavailable:

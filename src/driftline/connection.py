@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from driftline.errors import Refused
 from driftline.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -33,6 +34,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    ssl_key_password: str | None = None
 
     @property
     def topics(self) -> Topics:
@@ -52,7 +54,7 @@ every client would be that late after an outage."""
 
 
 def kafka_python(settings: KafkaSettings) -> dict[str, Any]:
-    """Keyword arguments for any kafka-python client."""
+    """Keyword arguments for any kafka-python client. Raises Refused for certificates that cannot be used."""
     options: dict[str, Any] = {
         "bootstrap_servers": settings.servers,
         "security_protocol": settings.security_protocol,
@@ -64,17 +66,58 @@ def kafka_python(settings: KafkaSettings) -> dict[str, Any]:
             "sasl_plain_username": settings.sasl_username,
             "sasl_plain_password": settings.sasl_password,
         }
-    for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
-        if getattr(settings, name):
-            options[name] = getattr(settings, name)
+    if (context := ssl_context(settings)) is not None:
+        options["ssl_context"] = context
     return options
 
 
 def ssl_context(settings: KafkaSettings) -> ssl.SSLContext | None:
-    """For clients that take a context (Faust); None without TLS."""
+    """What all clients check the broker with and show themselves by; None without TLS.
+
+    The broker's certificate must come from a trusted authority (``ssl_cafile``, else the system's) and name
+    the host that is asked for; there is no switch to skip that.
+
+    Raises:
+        Refused: a certificate or key file cannot be used; names which and the remedy.
+    """
     if "SSL" not in settings.security_protocol.split("_"):
         return None
-    context = ssl.create_default_context(cafile=settings.ssl_cafile)
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_cafile)
+    except (OSError, ValueError) as error:
+        remedy = f"cannot be read as PEM certificates: {_reason(error)}"
+        raise Refused("kafka.ssl_cafile", settings.ssl_cafile, remedy) from None
     if settings.ssl_certfile:
-        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+        _show(context, settings)
     return context
+
+
+def _show(context: ssl.SSLContext, settings: KafkaSettings) -> None:
+    """Adds the client's own certificate. A locked key without a password would make OpenSSL ask on the
+    terminal, for ever: the callback keeps it from that."""
+    assert settings.ssl_certfile
+    password = settings.ssl_key_password
+    asked = False
+
+    def answer() -> str:
+        nonlocal asked
+        asked = True
+        return password or ""
+
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, answer)
+    except (OSError, ValueError) as error:
+        if asked:
+            shown = "***" if password else None
+            remedy = "does not open the key: " if password else "the key is locked: "
+            remedy += "set DRIFTLINE_KAFKA__SSL_KEY_PASSWORD or kafka.ssl_key_password_file"
+            raise Refused("kafka.ssl_key_password", shown, remedy) from None
+        files = f"{settings.ssl_certfile}, {settings.ssl_keyfile or 'no ssl_keyfile'}"
+        remedy = f"certificate and key cannot be used together: {_reason(error)}"
+        raise Refused("kafka.ssl_certfile", files, remedy) from None
+
+
+def _reason(error: Exception) -> str:
+    """What OpenSSL or the system says, without its file and line."""
+    told = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return " ".join(str(told).replace("_", " ").split()).lower()

@@ -23,8 +23,8 @@ from driftline.config import (
     Triggers,
     WindowSpec,
 )
-from driftline.connection import KafkaSettings
-from driftline.errors import SettingsError
+from driftline.connection import KafkaSettings, ssl_context
+from driftline.errors import Refused, SettingsError
 from driftline.events import SuiteRef
 from driftline.frames import MAX_NAME_BYTES
 from driftline.settings import EvaluatorSettings, SdkSettings, Settings, StorageSettings, StreamsSettings
@@ -118,11 +118,12 @@ def _kafka(entry: Kafka, where: Where) -> KafkaSettings:
     servers = [part.strip() for part in entry.bootstrap.split(",")]
     if not all((m := _SERVER.fullmatch(server)) and 0 < int(m[2]) < 65536 for server in servers):
         remedy = "write host:port, several joined by commas: kafka-1:9092,kafka-2:9092"
-        raise SettingsError(where("kafka.bootstrap"), entry.bootstrap, remedy)
+        shown = re.sub(r"[^/,\s]*@", "***@", entry.bootstrap)  # someone may have put a password there
+        raise SettingsError(where("kafka.bootstrap"), shown, remedy)
     if not _PREFIX.fullmatch(entry.prefix) or entry.prefix in (".", ".."):
         remedy = "use letters, digits, '.', '_' and '-', at most 200"
         raise SettingsError(where("kafka.prefix"), entry.prefix, remedy)
-    password = _password(entry, where)
+    password = _secret(entry, "sasl_password", where)
     sasl = entry.security_protocol.startswith("SASL_")
     if sasl and not (entry.sasl_mechanism and entry.sasl_username and password):
         remedy = (
@@ -132,8 +133,7 @@ def _kafka(entry: Kafka, where: Where) -> KafkaSettings:
     if entry.sasl_mechanism and not sasl:
         remedy = f"has no effect with {entry.security_protocol}: set security_protocol to SASL_SSL"
         raise SettingsError(where("kafka.sasl_mechanism"), entry.sasl_mechanism, remedy)
-    _check_certificates(entry, where)
-    return KafkaSettings(
+    found = KafkaSettings(
         bootstrap=",".join(servers),
         prefix=entry.prefix,
         partitions=entry.partitions,
@@ -145,31 +145,47 @@ def _kafka(entry: Kafka, where: Where) -> KafkaSettings:
         ssl_cafile=entry.ssl_cafile,
         ssl_certfile=entry.ssl_certfile,
         ssl_keyfile=entry.ssl_keyfile,
+        ssl_key_password=_secret(entry, "ssl_key_password", where),
     )
+    _check_certificates(found, where)
+    return found
 
 
-def _check_certificates(entry: Kafka, where: Where) -> None:
+def _check_certificates(kafka: KafkaSettings, where: Where) -> None:
     """The Kafka client would only say, for ever, that no broker answers."""
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile"):
-        file = getattr(entry, name)
+        file = getattr(kafka, name)
         try:
             if file is not None:
                 Path(file).open("rb").close()
         except (OSError, ValueError) as error:
             raise SettingsError(where(f"kafka.{name}"), file, f"cannot be read: {error}") from None
-
-
-def _password(entry: Kafka, where: Where) -> str | None:
-    if entry.sasl_password_file is None:
-        return entry.sasl_password
-    key = where("kafka.sasl_password_file")
-    if entry.sasl_password is not None:
-        remedy = "kafka.sasl_password is written too: keep one of the two"
-        raise SettingsError(key, entry.sasl_password_file, remedy)
     try:
-        return Path(entry.sasl_password_file).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(key, entry.sasl_password_file, f"cannot be read: {error}") from None
+        ssl_context(kafka)
+    except Refused as error:
+        raise SettingsError(where(error.key), error.value, error.remedy) from None
+
+
+def _secret(entry: Kafka, name: str, where: Where) -> str | None:
+    """A secret, or what the file that is named for it holds, without white space at its ends."""
+    written, file = getattr(entry, name), getattr(entry, f"{name}_file")
+    if file is None:
+        return str(written) if written is not None else None
+    key = where(f"kafka.{name}_file")
+    if written is not None:
+        raise SettingsError(key, file, f"kafka.{name} is written too: keep one of the two")
+    try:
+        found = Path(file).read_text("utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise SettingsError(key, file, f"cannot be read: {_without_content(error)}") from None
+    if not found:
+        raise SettingsError(key, file, "the file is empty: write the password into it")
+    return found
+
+
+def _without_content(error: Exception) -> str:
+    """A decoding error quotes bytes of the file, which are the secret."""
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _pipeline(file: File, where: Where) -> PipelineConfig:

@@ -221,6 +221,11 @@ class Kafka(Block, frozen=True, kw_only=True):
     ssl_cafile: Annotated[str | None, Key("Certificates to trust, PEM.")] = None
     ssl_certfile: Annotated[str | None, Key("Certificate of this client, PEM.")] = None
     ssl_keyfile: Annotated[str | None, Key("Key of this client, PEM.")] = None
+    ssl_key_password: Annotated[
+        str | None,
+        Key("Password of a locked key; better from the environment or a file.", secret=True),
+    ] = None
+    ssl_key_password_file: Annotated[str | None, Key("File that holds the password of the key.")] = None
 
 
 class Sdk(Block, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ class JvmNode:
 
     ``stop``/``start`` keep data and port, so that outages can be tested; ``kill`` is SIGKILL, ``pause`` and
     ``resume`` are SIGSTOP and SIGCONT. ``voters`` are the controllers of all nodes, this one's included.
+    ``overrides`` are further lines of its properties, with ``{port}`` and ``{controller}`` for its two ports.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ transaction.state.log.replication.factor={replication}
 transaction.state.log.min.isr={replication // 2 + 1}
 group.initial.rebalance.delay.ms=0
 log.cleaner.dedupe.buffer.size=4194304
-{overrides}
+{overrides.format(port=self.port, controller=voters[node])}
 """
         )
         self._java(

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from driftline.errors import DriftlineError, SettingsError
+from driftline.errors import DriftlineError, Refused, SettingsError
 
 EXTRAS = {
     "faust": "streams",
@@ -51,7 +51,7 @@ def _code(command: Callable[[], int], *, name: str, debug: bool) -> int:
         # Whoever read our output (head, less) has gone; Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SettingsError as error:
+    except (SettingsError, Refused) as error:
         return _fail(name, str(error), 2, debug)
     except DriftlineError as error:
         return _fail(name, str(error), 1, debug)

@@ -16,7 +16,7 @@ from driftline.cli.watch_feed import Feed
 from driftline.cli.watch_state import WatchState
 from driftline.cli.watch_view import line, render, summary
 from driftline.connection import KafkaSettings
-from driftline.errors import Unavailable
+from driftline.errors import Refused, Unavailable
 
 RETRY_S = 2.0
 SUMMARY_S = 10.0
@@ -91,8 +91,12 @@ def watch(
 
 
 def _polls(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -> Iterator[str]:
-    """Feeds the state; after each interval yields what is wrong with the broker, or nothing."""
+    """Feeds the state; after each interval yields what is wrong with the broker, or nothing.
+
+    Raises Refused if the broker never let us in.
+    """
     feed: Feed | None = None
+    let_in = False
     since_us = _since_us(wish)
     while not stop.asked:
         trouble = ""
@@ -105,7 +109,10 @@ def _polls(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -
             if feed.missing and not state.runs:
                 missing = ", ".join(feed.missing)
                 trouble = f"waiting for the topics {missing} (made by the first role that starts)"
+            let_in = True
         except Unavailable as error:
+            if isinstance(error, Refused) and not let_in:
+                raise
             trouble = f"waiting for the broker: {error}"
             if feed:
                 feed.close()
