@@ -134,7 +134,7 @@ class Delivery:
                 self._refused_us = min(LOSS_PAUSE_US_MAX, 2 * self._refused_us or RETRY_US)
                 self._try_open_us = self._clock.steady_us() + self._refused_us
                 self._notes.once(
-                    ("refused us", self.trouble),
+                    "refused us",
                     f"the broker does not let us in: {self.trouble}; samples wait, training is not affected",
                 )
                 return
@@ -148,6 +148,7 @@ class Delivery:
         self._counters.add("connections")
         self._failures = self._refused_us = 0
         self._notes.again("away")
+        self._notes.again("refused us")
         self._connected = True
         self._counters.add("records_resent", sum(lane.outbox.sent_waiting() for lane in self._lanes.values()))
         for lane in self._lanes.values():
