@@ -50,8 +50,6 @@ from driftline.storage.upkeep import Upkeep
 
 EMPTY_US = 30 * SECOND_US
 CATCH_UP_US = 15 * SECOND_US
-_SETTLE_US = 600_000
-"""At the end: as long as it takes until every partition was asked once more."""
 _HEALTH_US = 10 * SECOND_US
 _RETRY_US = SECOND_US
 _QUIET_US = 10 * SECOND_US
@@ -177,7 +175,6 @@ class Sink:
                 self._read(consumer)
                 self._on_time(consumer)
             self._catch_up(consumer, stopping)
-            self._behind = _lag(consumer)
             self._commit(empty=True)
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
@@ -190,7 +187,7 @@ class Sink:
     # --- reading -------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _consumer(self) -> Iterator[Any]:
+    def _consumer(self, **options: Any) -> Iterator[Any]:
         consumer = KafkaConsumer(
             client_id="driftline-sink",
             group_id=None,
@@ -201,6 +198,7 @@ class Sink:
             max_partition_fetch_bytes=8 * 1024 * 1024,
             bootstrap_timeout_ms=5_000,
             **kafka_python(self._kafka),
+            **options,
         )
         try:
             yield consumer
@@ -256,15 +254,32 @@ class Sink:
         return sum(map(len, polled.values()))
 
     def _catch_up(self, consumer: Any, stopping: _Stopping) -> None:
-        """Reads to the end of what is there, within a bound. The end is the high watermark of the fetches
-        since the stop (the embedded broker's ListOffsets is wrong)."""
-        began = self._clock.steady_us()
-        while not stopping.hurry:
+        """Reads to the end of what is there, within a bound."""
+        until = self._clock.steady_us() + CATCH_UP_US
+        ends = self._ends(consumer, stopping, until)
+        while True:
+            self._behind = sum(max(0, end - consumer.position(spot)) for spot, end in ends.items())
+            if not self._behind or stopping.hurry or self._clock.steady_us() > until:
+                return
             self._read(consumer)
             self._on_time(consumer)
-            took = self._clock.steady_us() - began
-            if took > CATCH_UP_US or (took > _SETTLE_US and not _lag(consumer)):
-                return
+
+    def _ends(self, consumer: Any, stopping: _Stopping, until: int) -> dict[Any, int]:
+        """Where each partition ends now: the high watermark in the first fetch of another consumer.
+
+        Ours tells only of partitions that it has come to, and the embedded broker's ListOffsets is wrong.
+        """
+        with self._consumer(fetch_max_bytes=1) as scout:
+            scout.assign(consumer.assignment())
+            for spot in consumer.assignment():
+                scout.seek(spot, consumer.position(spot))
+            while True:
+                scout.poll(timeout_ms=_POLL_MS)
+                ends = {spot: scout.highwater(spot) for spot in consumer.assignment()}
+                if None not in ends.values() or stopping.hurry:
+                    return {spot: end for spot, end in ends.items() if end is not None}
+                if self._clock.steady_us() > until:
+                    raise Unavailable(f"{self._kafka.bootstrap} does not say where its topics end")
 
     # --- writing -------------------------------------------------------------------------------------------
 

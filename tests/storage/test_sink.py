@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ from driftline import admin, events, records
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.settings import Settings, StorageSettings
+from driftline.storage import sink as sink_module
 from driftline.storage.lake import Lake
 from driftline.storage.sink import run_sink
 from driftline.storage.store import App
 from driftline.storage.tables import FEEDS
+
+BROKERS = [
+    pytest.param("real", marks=pytest.mark.kafka),
+    pytest.param("quick", marks=pytest.mark.embedded),
+]
 
 
 def send_all_kinds(harness: Any, make: Any, seq: int, partition: int = 0) -> None:
@@ -246,6 +253,28 @@ def test_everything_sent_before_the_stop_is_stored(real: Any, make: Any) -> None
         stop.set()
     assert real.rows("SELECT count(*) FROM log") == [(50,)]
     assert any("behind 0" in line for line in real.lines)
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_slow_disk_does_not_shorten_the_last_reading(
+    broker: str, request: pytest.FixtureRequest, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commits that take longer than everything else: what no fetch has told of by then is stored as well."""
+    harness = request.getfixturevalue(broker)
+    monkeypatch.setattr(sink_module, "_POLL_RECORDS", 1)
+    commit = Lake.commit
+
+    def slow(lake: Lake, name: Any, *arguments: Any) -> None:
+        if name == "facts":
+            time.sleep(0.7)
+        commit(lake, name, *arguments)
+
+    for partition in range(4):
+        harness.send("facts", make.fact(partition), partition=partition)
+    monkeypatch.setattr(Lake, "commit", slow)
+    with harness.sink(commit_us=1) as stop:
+        stop.set()
+    assert harness.rows("SELECT count(*) FROM facts") == [(4,)]
 
 
 @pytest.mark.embedded
