@@ -127,7 +127,7 @@ def test_a_client_certificate_with_a_locked_key_works_for_every_kind_of_client(
     here.start("sink")
     run = driftline.init(settings=Settings(kafka=settings, sdk=SdkSettings(system=())), rank=0)
     run.log({"loss": 1.0}, step=1)
-    assert run.flush(60), run.counters()
+    assert run.flush(240), run.counters()
     run.finish()
     root = here.folder / "driftline-data"
     until(lambda: ask(root, "SELECT * FROM facts"), "the stream worker's facts are stored")
@@ -140,5 +140,5 @@ def test_a_password_sent_plainly_through_tls_works(secure_kafka: Any) -> None:
     ensure_topics(settings)
     run = driftline.init(settings=Settings(kafka=settings, sdk=SdkSettings(system=())), rank=0)
     run.log({"loss": 1.0}, step=1)
-    assert run.flush(60), run.counters()
+    assert run.flush(240), run.counters()
     run.finish()

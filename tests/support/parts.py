@@ -68,7 +68,7 @@ class Parts:
     def lines(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def stop(self, name: str, timeout_s: float = 90) -> int:
+    def stop(self, name: str, timeout_s: float = 240) -> int:
         """SIGTERM; the exit code."""
         process = self.running.pop(name)
         process.send_signal(signal.SIGTERM)
