@@ -23,7 +23,7 @@ import msgspec
 
 from driftline.clock import Clock
 from driftline.errors import BadData
-from driftline.evaluator.safetensors_header import Cut, Header, read_header
+from driftline.evaluator.safetensors_header import Cut, Header, check_regular, read_header
 from driftline.events import Checkpoint, EvalStatus, FileEntry
 
 if TYPE_CHECKING:
@@ -251,6 +251,7 @@ def _match_manifest(folder: Path, files: Sequence[FileEntry]) -> None:
         file = folder / entry.path
         if not file.exists():
             raise _Missing(f"{entry.path} is missing (the manifest names {len(files)} files)")
+        check_regular(file)
         size = file.stat().st_size
         if size < entry.size:
             raise Cut(f"{entry.path} has {size} of {entry.size} bytes")
@@ -284,6 +285,7 @@ def _weights_of(folder: Path, manifest: set[str]) -> list[Path]:
 
 
 def _weights_of_index(folder: Path, index: Path) -> list[Path]:
+    check_regular(index)
     if index.stat().st_size > INDEX_MAX_BYTES:
         raise BadData(f"{index.name} is larger than {INDEX_MAX_BYTES} bytes")
     try:

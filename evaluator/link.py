@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import traceback
 from collections.abc import Callable
 
 from driftline import events
@@ -71,8 +70,8 @@ class Link(threading.Thread):
                 self._session()
         except SettingsError as error:
             self.failure = error
-        except Exception as error:  # noqa: BLE001 -- a thread has no caller; the main thread raises it
-            log.error("the link to the broker broke:\n%s", traceback.format_exc())
+        except Exception as error:
+            log.exception("the link to the broker broke")
             self.failure = error
         finally:
             self._ending.set()

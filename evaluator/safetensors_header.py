@@ -8,6 +8,7 @@ shorter than its header says is being written or was cut.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ def read_header(path: Path) -> Header:
         BadData: not a safetensors file, or longer than its header says.
         OSError: the file cannot be read.
     """
+    check_regular(path)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _LENGTH_BYTES:
@@ -60,6 +62,12 @@ def read_header(path: Path) -> Header:
     if size > header.size:
         raise BadData(f"{path.name} has {size} bytes, {size - header.size} more than its header says")
     return header
+
+
+def check_regular(path: Path) -> None:
+    """Raises BadData for a pipe, a device or a folder: to open one could wait for ever."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BadData(f"{path.name} is no regular file")
 
 
 def parse(raw: bytes, *, name: str) -> Header:

@@ -30,6 +30,7 @@ from driftline.evaluator.reasons import last_line
 from driftline.evaluator.transport import Connect, KafkaTransport
 from driftline.events import EvalOutcome, EvalResult, Lease, to_float
 from driftline.settings import Settings
+from driftline.visible import VisibleFormatter, visible
 
 if TYPE_CHECKING:
     from driftline.evaluator.job import Job, Runner
@@ -231,11 +232,13 @@ def main() -> int:
     """``python -m driftline.evaluator.service``: settings from the file and the environment."""
     from driftline import settings
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         return run_evaluator(settings.load())
     except SettingsError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return 2
 
 

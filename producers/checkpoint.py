@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from urllib.parse import unquote, urlsplit
 
 from driftline.errors import BadData
@@ -97,18 +98,26 @@ def guess_format(names: list[str]) -> str:
 
 def _files(path: str) -> list[FileEntry]:
     if not os.path.isdir(path):
-        return [FileEntry(os.path.basename(path), os.stat(path).st_size)]
+        return [FileEntry(os.path.basename(path), _size(path))]
     found = []
     for folder, folders, names in os.walk(path, onerror=_raise):
         folders.sort()
         for name in sorted(names):
             full = os.path.join(folder, name)
-            found.append(FileEntry(os.path.relpath(full, path), os.stat(full).st_size))
+            found.append(FileEntry(os.path.relpath(full, path), _size(full)))
             if len(found) > FILES_MAX:
                 raise BadData(
                     f"checkpoint {path} has over {FILES_MAX} files: name the folder of one checkpoint"
                 )
     return found
+
+
+def _size(path: str) -> int:
+    """Of a regular file; to open a pipe would wait for whoever writes into it."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise BadData(f"checkpoint: {path!r:.500} is no regular file: leave it out of the folder")
+    return found.st_size
 
 
 def _is_utf8(name: str) -> bool:

@@ -29,6 +29,9 @@ from driftline.producers.worker import Worker
 from driftline.settings import Settings, load
 
 CONFIG_BYTES_MAX = 256 * 1024
+NAME_MAX = 4_000
+ID_MAX = 256
+"""Characters of a role or host name, which events carry as ids."""
 _STORE_KEY = "driftline/run/"
 _unnamed_runs = 0
 
@@ -187,17 +190,23 @@ def _started(who: identity.Identity, name: str, config: object, clock: Clock) ->
         process=who.process,
         seq=0,
         time_us=clock.now_us(),
-        name=name.encode(errors="replace").decode(),
+        name=_bounded(name, NAME_MAX),
         rank=who.rank,
         world_size=who.world_size,
         local_rank=who.local_rank,
-        role=who.role,
-        host=who.host,
+        role=_bounded(who.role, ID_MAX),
+        host=_bounded(who.host, ID_MAX),
         pid=os.getpid(),
         restart_hint=who.restart_hint,
         config=plain_config,
         sdk=version,
     )
+
+
+def _bounded(text: str, most: int) -> str:
+    """Text as an event can carry it: UTF-8, and not so long that no broker or reader takes the event."""
+    clean = text.encode(errors="replace").decode()
+    return clean if len(clean) <= most else clean[: most - 1] + "…"
 
 
 def _watch_host(run: Run, who: identity.Identity, settings: Settings, clock: Clock) -> None:

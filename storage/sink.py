@@ -47,6 +47,7 @@ from driftline.storage.lake import Lake
 from driftline.storage.store import Conflict
 from driftline.storage.tables import FEEDS
 from driftline.storage.upkeep import Upkeep
+from driftline.visible import visible
 
 EMPTY_US = 30 * SECOND_US
 CATCH_UP_US = 15 * SECOND_US
@@ -336,7 +337,7 @@ def _lag(consumer: Any) -> int:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(visible(line), file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from driftline.clock import SystemClock
 from driftline.errors import Refused, SettingsError, Unavailable
 from driftline.settings import Settings
 from driftline.streams.core import Core
+from driftline.visible import VisibleFormatter, visible
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def run_core(core: Core[Any], settings: Settings, *, role: str, config_body: byt
     try:
         asyncio.run(_run(core, settings, role, config_body))
     except SettingsError as error:
-        print(f"driftline {role}: {error}", file=sys.stderr)
+        print(visible(f"driftline {role}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0
@@ -154,7 +155,7 @@ def _log_to_stderr(role: str) -> None:
     ours = logging.getLogger("driftline")
     if not ours.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(f"%(asctime)s {role}: %(message)s"))
+        handler.setFormatter(VisibleFormatter(f"%(asctime)s {role}: %(message)s"))
         (logging.getLogger() if debug else ours).addHandler(handler)
     ours.setLevel(logging.DEBUG if debug else logging.INFO)
     for name in ("faust", "mode", "aiokafka", "kafka"):

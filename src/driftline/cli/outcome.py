@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from driftline.errors import DriftlineError, Refused, SettingsError
+from driftline.visible import VisibleFormatter, visible
 
 EXTRAS = {
     "faust": "streams",
@@ -76,14 +77,14 @@ def _unexpected(name: str, error: BaseException, debug: bool) -> int:
 def _fail(name: str, text: str, code: int, debug: bool) -> int:
     if debug:
         logging.getLogger("driftline").exception("%s failed", name)
-    print(f"driftline {name}: {text}", file=sys.stderr)
+    print(visible(f"driftline {name}: {text}"), file=sys.stderr)
     return code
 
 
 def set_up_logging(level: Level, *, role: str) -> None:
     """Our own log lines on stderr from ``level`` up; with "debug" those of the client libraries too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {role}: %(message)s", "%H:%M:%S"))
+    handler.setFormatter(VisibleFormatter(f"%(asctime)s {role}: %(message)s", "%H:%M:%S"))
     handler.setLevel(level.upper())
     ours = logging.getLogger("driftline")
     ours.setLevel(level.upper())

@@ -31,6 +31,7 @@ from driftline.producers.recovery import Broker, Left, claim, is_same_broker, ma
 from driftline.producers.survey import Standing, survey
 from driftline.producers.transport import Transport
 from driftline.producers.worker import Bell
+from driftline.visible import visible
 
 Connect = Callable[[KafkaSettings, str], Transport]
 HEAR_US = 20_000
@@ -54,7 +55,7 @@ def print_status(disk: Disk, *, as_json: bool) -> int:
         right = name in ("records", "samples", "size")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for spool in found:
-        table.add_row(*map(Text, _row(spool)))
+        table.add_row(*(Text(visible(cell)) for cell in _row(spool)))
     if not console.is_terminal:
         console.width = max(console.width, 240)
     console.print(table)

@@ -23,9 +23,11 @@ from rich.text import Text
 from driftline.errors import BadData
 from driftline.events import number
 from driftline.storage.sql import query
+from driftline.visible import visible
 
 Form = Literal["table", "json", "csv"]
 BATCH_ROWS = 10_000
+_CELL_MAX = 100_000
 FOLD_WIDTH = 24
 """Where columns are folded to fit a terminal, none becomes narrower than this."""
 
@@ -39,14 +41,19 @@ def print_answer(root: str, sql: str, *, form: str, max_rows: int) -> int:
     if not sql.strip():
         raise BadData('the query is empty; try: driftline sql "show tables"')
     answer = query(root, sql)
+    # On a terminal what is stored must not steer it; a pipe gets the bytes as they are.
+    shown = visible if sys.stdout.isatty() else str
     if form == "json":
         names = _distinct(answer.column_names)
         for row in _rows(answer):
-            print(json.dumps(dict(zip(names, map(_jsonable, row), strict=True)), ensure_ascii=False))
+            print(shown(json.dumps(dict(zip(names, map(_jsonable, row), strict=True)), ensure_ascii=False)))
     elif form == "csv":
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(answer.column_names)
-        out.writerows([_csv(value) for value in row] for row in _rows(answer))
+        out.writerows(
+            [shown(cell) if isinstance(cell := _csv(value), str) else cell for value in row]
+            for row in _rows(answer)
+        )
     else:
         _print_table(answer, max_rows)
     return 0
@@ -90,13 +97,13 @@ def _print_table(answer: Any, max_rows: int) -> None:
             record.add_column(style="dim", overflow="fold")
             record.add_column(overflow="fold")
             for name, text in zip(names, row, strict=True):
-                record.add_row(Text(name), Text(text))
+                record.add_row(Text(visible(name)), Text(text))
             console.print(record)
     else:
         table = Table(box=None, padding=(0, 1), header_style="bold")
         for name, kind in zip(names, answer.schema.types, strict=True):
             right = str(kind).startswith(("int", "uint", "float", "double", "decimal"))
-            table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+            table.add_column(Text(visible(name)), justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
@@ -110,7 +117,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return _plain(value)
+    return visible(_plain(value), _CELL_MAX)
 
 
 def _plain(value: Any) -> str:

@@ -17,6 +17,7 @@ from driftline.cli.watch_state import WatchState
 from driftline.cli.watch_view import line, render, summary
 from driftline.connection import KafkaSettings
 from driftline.errors import Refused, Unavailable
+from driftline.visible import visible
 
 RETRY_S = 2.0
 SUMMARY_S = 10.0
@@ -154,7 +155,7 @@ def _lines(settings: KafkaSettings, state: WatchState, stop: Stop, wish: Wish) -
     due = time.monotonic() + pause_s
     for trouble in _polls(settings, state, stop, wish):
         if trouble and trouble != last_trouble:
-            print(trouble, file=sys.stderr, flush=True)
+            print(visible(trouble), file=sys.stderr, flush=True)
         last_trouble = trouble
         chosen = _named(state, wish.run)
         for entry in state.take_news():

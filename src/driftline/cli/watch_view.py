@@ -17,6 +17,7 @@ from rich.text import Text
 
 from driftline import events, metric_names
 from driftline.cli.watch_state import Curve, Evaluation, News, RunView, WatchState
+from driftline.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 _FIRST = (
@@ -31,6 +32,8 @@ _FIRST = (
 )
 """Metrics shown before the others."""
 _SEVERITY = {"info": "cyan", "warn": "yellow", "error": "red", "page": "bold white on red"}
+NAME_MAX = 200
+"""Characters of a name that are shown."""
 FULL_HEIGHT = 46
 """Lines from which the view shows all parts in full."""
 LOW_HEIGHT = 27
@@ -98,7 +101,7 @@ def render(
     shown = state.runs.get(run) if run else state.newest_run
     if shown is None:
         waiting = trouble or f"waiting for the first record of {run or 'a run'}"
-        return Panel(Text(waiting, style="dim"), title="driftline")
+        return Panel(_text(waiting, style="dim"), title="driftline")
     parts: list[RenderableType] = [_head(shown, now_us)]
     others = [view for view in state.runs.values() if view is not shown]
     if others:
@@ -115,13 +118,13 @@ def render(
         )
     for text in (_trouble(state), trouble):
         if text:
-            parts.append(Text(text, style="yellow"))
+            parts.append(_text(text, style="yellow"))
     return Group(*parts)
 
 
 def line(entry: News, *, name: str = "") -> str:
     """One line of the plain form: ``22:41:07 run-name alert opened: ...``."""
-    return f"{_clock(entry.time_us)} {name or entry.run} {entry.text}"
+    return f"{_clock(entry.time_us)} {visible(name or entry.run, NAME_MAX)} {visible(entry.text)}"
 
 
 def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
@@ -137,7 +140,7 @@ def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
     ]
     if view.open_alerts:
         parts.append(f"{len(view.open_alerts)} open alerts")
-    return f"{_clock(now_us)} {view.name or view.run} " + ", ".join(parts)
+    return f"{_clock(now_us)} {visible(view.name or view.run, NAME_MAX)} " + visible(", ".join(parts))
 
 
 def _ranks(view: RunView) -> str:
@@ -153,15 +156,15 @@ def _head(view: RunView, now_us: int) -> Panel:
     state = view.outcome or "running"
     style = {"running": "green", "finished": "cyan"}.get(state, "red")
     grid.add_row(
-        Text(state, style=style),
+        _text(state, style=style),
         f"step [bold]{view.step if view.step is not None else '-'}[/]",
         _ranks(view),
         f"[bold]{samples:,.0f}[/] samples/s",
         f"{frame_rate:.1f} frames/s",
         f"{view.samples:,} samples",
-        Text(sparkline(view.rate.history(now_us), 30), style="green"),
+        _text(sparkline(view.rate.history(now_us), 30), style="green"),
     )
-    title = Text(f"{view.name} " if view.name else "", style="bold").append(view.run, style="dim")
+    title = _text(f"{view.name} " if view.name else "", style="bold").append(visible(view.run), style="dim")
     return Panel(grid, title=title, title_align="left")
 
 
@@ -170,12 +173,12 @@ def _others(views: list[RunView], now_us: int) -> Table:
     for view in sorted(views, key=lambda v: -v.last_us)[:5]:
         samples, _ = view.rate.per_second(now_us)
         table.add_row(
-            Text(view.name or view.run, style="dim"),
-            Text(
+            _text(view.name or view.run, style="dim"),
+            _text(
                 f"{view.outcome or 'running'}, step {view.step if view.step is not None else '-'}",
                 style="dim",
             ),
-            Text(f"{samples:,.0f} samples/s", style="dim"),
+            _text(f"{samples:,.0f} samples/s", style="dim"),
         )
     return table
 
@@ -208,19 +211,21 @@ def _curves(view: RunView, first: Sequence[str], rows: int = 12) -> Panel:
     for name in names[:rows]:
         curve = view.curves[name]
         table.add_row(
-            Text(name), _newest(curve, name), Text(sparkline([p.mean for p in curve.points()]), style="blue")
+            _text(name),
+            _newest(curve, name),
+            _text(sparkline([p.mean for p in curve.points()]), style="blue"),
         )
     if len(names) > rows:
-        table.add_row(Text(f"and {len(names) - rows} more", style="dim"), "", "")
+        table.add_row(_text(f"and {len(names) - rows} more", style="dim"), "", "")
     return Panel(table, title="metrics, mean over ranks", title_align="left")
 
 
 def _newest(curve: Curve, name: str) -> Text:
     points = curve.points()
     if not math.isfinite(curve.newest):
-        return Text(str(curve.newest), style="bold red")
+        return _text(str(curve.newest), style="bold red")
     value = points[-1].mean if points else curve.newest
-    return Text(quantity(value, _unit(name)), style="bold")
+    return _text(quantity(value, _unit(name)), style="bold")
 
 
 def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
@@ -229,13 +234,13 @@ def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
     for name in sorted(n for n in view.curves if _group(n) == "span")[:8]:
         curve = view.curves[name]
         spans.add_row(
-            Text(name.removeprefix(metric_names.SPAN_PREFIX)), _typical(curve, name), _slowest(curve)
+            _text(name.removeprefix(metric_names.SPAN_PREFIX)), _typical(curve, name), _slowest(curve)
         )
     readings = Table.grid(padding=(0, 1))
     for name in [
         m.name for m in metric_names.METRIC_NAMES if m.group in _HOST_GROUPS and m.name in view.curves
     ]:
-        readings.add_row(Text(name), _newest(view.curves[name], name))
+        readings.add_row(_text(name), _newest(view.curves[name], name))
     parts: list[RenderableType] = []
     if spans.row_count:
         parts.append(Panel(spans, title="time of a step", title_align="left"))
@@ -249,16 +254,16 @@ def _typical(curve: Curve, name: str) -> Text:
     values = [value for value in curve.by_rank.values() if math.isfinite(value)]
     if len(values) < 2:
         return _newest(curve, name)
-    return Text(quantity(sum(values) / len(values), _unit(name) or "s"), style="bold")
+    return _text(quantity(sum(values) / len(values), _unit(name) or "s"), style="bold")
 
 
 def _slowest(curve: Curve) -> Text:
     if len(curve.by_rank) < 2:
-        return Text("")
+        return _text("")
     rank, value = max(curve.by_rank.items(), key=lambda pair: (pair[1], -pair[0]))
     middle = sorted(curve.by_rank.values())[len(curve.by_rank) // 2 - (len(curve.by_rank) % 2 == 0)]
     style = "red" if middle > 0 and value > 1.5 * middle else "dim"
-    return Text(f"rank {rank}: {quantity(value, 's')}", style=style)
+    return _text(f"rank {rank}: {quantity(value, 's')}", style=style)
 
 
 def _evaluations(view: RunView, rows: int = 8) -> RenderableType:
@@ -267,7 +272,7 @@ def _evaluations(view: RunView, rows: int = 8) -> RenderableType:
         -rows:
     ]
     if not shown:
-        return Text("no evaluation yet", style="dim")
+        return _text("no evaluation yet", style="dim")
     table = Table(expand=True, box=None, padding=(0, 1))
     for column in ("step", "suite", "why", "state", "result (95 % interval)", "length", "took"):
         table.add_column(column, justify="right" if column in ("step", "length", "took") else "left")
@@ -279,7 +284,7 @@ def _evaluations(view: RunView, rows: int = 8) -> RenderableType:
         scores = [m for m in (_score(e) for e in view.results if e.suite == suite) if m is not None]
         curve = sparkline([events.to_float(metric.value) for metric in scores], 40)
         if len(scores) > 1:
-            parts.append(Text(f" {suite}: {scores[-1].name} {curve}", style="magenta"))
+            parts.append(_text(f" {suite}: {scores[-1].name} {curve}", style="magenta"))
     return Panel(Group(*parts), title=title, title_align="left")
 
 
@@ -300,10 +305,10 @@ def _evaluation_row(entry: Evaluation) -> tuple[RenderableType, ...]:
         result = entry.why
     return (
         str(entry.step) if entry.step is not None else "-",
-        Text(entry.suite),
-        Text(entry.reason),
-        Text(entry.state, style=style),
-        Text(result, style=style or ("bold" if score else "dim")),
+        _text(entry.suite),
+        _text(entry.reason),
+        _text(entry.state, style=style),
+        _text(result, style=style or ("bold" if score else "dim")),
         f"{events.to_float(length.value):.1f}" if length else "",
         f"{entry.seconds:.1f} s" if entry.accepted_us is not None else "",
     )
@@ -311,7 +316,7 @@ def _evaluation_row(entry: Evaluation) -> tuple[RenderableType, ...]:
 
 def _alerts(view: RunView, now_us: int, rows: int = 6) -> RenderableType:
     if not view.alerts:
-        return Text("no alerts", style="dim")
+        return _text("no alerts", style="dim")
     ordered = sorted(view.alerts.values(), key=lambda a: (a.state != "resolved", a.time_us))[-rows:]
     table = Table.grid(expand=True, padding=(0, 1))
     for alert in ordered:
@@ -319,11 +324,11 @@ def _alerts(view: RunView, now_us: int, rows: int = 6) -> RenderableType:
         end = alert.resolved_us if alert.resolved_us is not None else now_us
         style = _SEVERITY.get(alert.severity, "") if open_ else "dim"
         table.add_row(
-            Text("OPEN" if open_ else "resolved", style=style),
-            Text(alert.severity, style=style),
-            Text(alert.rule, style=style),
-            Text(alert.explanation, style="" if open_ else "dim"),
-            Text(f"{max(0, end - alert.opened_us) / 1e6:.0f} s", style="dim"),
+            _text("OPEN" if open_ else "resolved", style=style),
+            _text(alert.severity, style=style),
+            _text(alert.rule, style=style),
+            _text(alert.explanation, style="" if open_ else "dim"),
+            _text(f"{max(0, end - alert.opened_us) / 1e6:.0f} s", style="dim"),
         )
     title = f"alerts: {len(view.open_alerts)} open of {len(view.alerts)}"
     return Panel(table, title=title, title_align="left", border_style="red" if view.open_alerts else "none")
@@ -340,13 +345,18 @@ def _trouble(state: WatchState) -> str:
 
 def _news_text(entry: News) -> Text:
     style = {"alert": "yellow", "evaluation": "magenta", "run": "cyan", "checkpoint": "dim"}[entry.kind]
-    return Text(f"{_clock(entry.time_us)} ", style="dim").append(
-        entry.text, style="red" if entry.bad else style
+    return _text(f"{_clock(entry.time_us)} ", style="dim").append(
+        visible(entry.text), style="red" if entry.bad else style
     )
 
 
 def _clock(time_us: int) -> str:
     return datetime.fromtimestamp(time_us // 1_000_000, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """All text of the view: names and reasons come from elsewhere and must not steer the terminal."""
+    return Text(visible(text), style=style)
 
 
 def _mean(values: list[float]) -> float:
