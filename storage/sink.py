@@ -216,7 +216,7 @@ class Sink:
             for partition in range(self._kafka.partitions)
         }
         consumer.assign(list(self._spots))
-        oldest = consumer.beginning_offsets(list(self._spots))
+        oldest = admin.offsets(consumer.beginning_offsets, self._spots)
         starts = self._core.resume({spot: oldest[place] for place, spot in self._spots.items()})
         for place, spot in self._spots.items():
             consumer.seek(place, starts[spot])
@@ -248,7 +248,7 @@ class Sink:
             self._trouble = None
         elif now - self._last_heard > _QUIET_US:
             self._last_heard = now  # the client hides a lost broker: ask it something that must be answered
-            consumer.beginning_offsets([next(iter(consumer.assignment()))], timeout_ms=5_000)
+            admin.offsets(consumer.beginning_offsets, [next(iter(self._spots))], timeout_ms=5_000)
         for place, found in polled.items():
             records = (Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found)
             self._core.take(self._spots[place], records)

@@ -6,6 +6,7 @@ parts promise each other, so a role that finds one stops with a message that say
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
@@ -48,6 +49,18 @@ def connect(settings: KafkaSettings) -> KafkaAdminClient:
         )
     except KafkaError as error:
         raise handshake.refusal(settings) or no_broker(settings, error) from error
+
+
+def offsets(ask: Callable[..., dict[Any, int]], places: Collection[Any], **options: Any) -> dict[Any, int]:
+    """What a consumer's ``beginning_offsets`` or ``end_offsets`` says of partitions.
+
+    kafka-python 3.0.12 leaves out a partition that has no leader, or none that it has heard of yet, and fails
+    with a KeyError then. Raises Unavailable instead, and whatever KafkaError comes.
+    """
+    try:
+        return dict(ask(list(places), **options))
+    except KeyError as error:
+        raise Unavailable(f"nobody leads {error.args[0]} now") from error
 
 
 def no_broker(settings: KafkaSettings, error: Exception) -> Unavailable:

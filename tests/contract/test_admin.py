@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from driftline import admin
-from driftline.connection import KafkaSettings
+from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import SettingsError, Unavailable
 from driftline.topics import SPECS
 
@@ -48,3 +49,18 @@ def test_a_topic_that_does_not_fit_is_named_with_the_remedy(kafka, topic, option
 def test_no_broker_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         admin.ensure_topics(KafkaSettings(bootstrap="127.0.0.1:1"))
+
+
+def test_a_partition_that_nobody_leads_is_waited_for(embedded) -> None:
+    """The client leaves such a partition out of its answer and then fails with a KeyError: what asks must
+    wait for a leader as for a broker, not end."""
+    settings = embedded.settings(partitions=1)
+    admin.ensure_topics(settings)
+    led, unled = (TopicPartition(settings.topics["telemetry"], at) for at in (0, 7))
+    consumer = KafkaConsumer(**kafka_python(settings))
+    try:
+        assert admin.offsets(consumer.beginning_offsets, [led]) == {led: 0}
+        with pytest.raises(Unavailable, match="partition=7"):
+            admin.offsets(consumer.beginning_offsets, [led, unled])
+    finally:
+        consumer.close()

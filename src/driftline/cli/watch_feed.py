@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from driftline.admin import is_embedded, no_broker
+from driftline.admin import is_embedded, no_broker, offsets
 from driftline.cli.watch_state import WATCHED, WatchState
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import Unavailable
@@ -113,10 +113,10 @@ class Feed:
         self._found |= fresh
 
     def _starts(self, places: list[Any]) -> dict[Any, int]:
-        first: dict[Any, int] = dict(self._consumer.beginning_offsets(places))
+        first: dict[Any, int] = offsets(self._consumer.beginning_offsets, places)
         if self._embedded:
             return first
-        ends = self._consumer.end_offsets(places)
+        ends = offsets(self._consumer.end_offsets, places)
         starts = {}
         for place in places:
             start = first[place]
