@@ -1,0 +1,42 @@
+"""Everything is killed, paused, restarted at random while ranks produce: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(3_000)]
+KILLS = 15
+SEED = 4
+CHAOS = Path(__file__).parents[1] / "support" / "chaos" / "__init__.py"
+
+
+@pytest.fixture(scope="module")
+def chaos() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("chaos", CHAOS)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["chaos"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_random_kills_lose_and_double_nothing(kafka: Any, chaos: ModuleType, tmp_path: Path) -> None:
+    """Fifteen faults against workers, scheduler, sink and evaluator, one of each and then two: topics are
+    what the pure cores and the naive oracle say, tables are what topics hold, a checkpoint has one result."""
+    settings = kafka.settings(partitions=chaos.plan.PARTITIONS)
+    report = chaos.run(chaos.Plan(kafka=settings, folder=tmp_path, kills=KILLS, seed=SEED, say=print))
+    print(report.json())
+    assert report.problems == []
+    assert (report.lost, report.doubled, report.contradictions) == (0, 0, 0)
+    assert report.stored == report.accepted > 0
+    assert report.at_work >= KILLS // 2, "the faults met processes that worked"
+    assert report.filled >= 1_000, "a gap of a thousand records was read from the log under load"
+    assert report.naive_windows > 0
+    assert report.evaluations > 0
