@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def _wait_for() -> Callable[..., None]:
 
 
 @pytest.fixture
-def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sdk]]:
+def sdk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Sdk]]:
     """Makes runs; settings of the SDK by keyword, further arguments of ``init`` under ``init``."""
     for variable in ("DRIFTLINE_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(variable, raising=False)
@@ -73,6 +74,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Sdk]]:
     def start(*, init: dict[str, Any] | None = None, way: MemoryTransport | None = None, **sdk: Any) -> Sdk:
         way = way or MemoryTransport()
         quiet: dict[str, Any] = {"flush_us": 10_000, "system": (), "exit_us": 60_000_000}
+        quiet["spool"] = str(tmp_path / "spool")
         settings = Settings(sdk=SdkSettings(**(quiet | sdk)))
         arguments: dict[str, Any] = {"name": "test", "settings": settings, "transport": way} | (init or {})
         made.append(Sdk(driftline.init(**arguments), way))

@@ -147,6 +147,22 @@ def test_the_spool_is_sent_in_order_before_what_came_later_and_goes_away() -> No
     assert rig.outbox.size_bytes > 0, "a broker that is well gets records from memory again"
 
 
+def test_while_the_backlog_is_sent_new_records_go_to_disk_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill in the middle of a long catch-up loses none of them."""
+    monkeypatch.setattr("driftline.producers.delivery.IN_FLIGHT_BYTES", 200)
+    disk = MemoryDisk()
+    rig = Rig(disk)
+    rig.way.away = True
+    rig.put(30, size=100)
+    rig.turn()
+    rig.way.away = False
+    for _ in range(5):
+        rig.turn()
+        rig.put(1, size=100)
+        assert rig.arrived
+        assert set(on_disk(disk)) >= set(range(rig.outbox.next_seq)) - set(rig.arrived)
+
+
 def test_each_outage_of_a_process_has_a_spool_of_its_own() -> None:
     disk = MemoryDisk()
     rig = Rig(disk)

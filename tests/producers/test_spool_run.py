@@ -1,0 +1,172 @@
+"""The spool as a trainer meets it: nothing raised, all of it accounted for, sent by the next process."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline import events
+from driftline.producers import spool as spool_module
+from driftline.producers.disk import FileDisk
+from driftline.producers.survey import survey
+from driftline.producers.transport import MemoryTransport
+
+FATES = (
+    "samples_delivered",
+    "samples_spooled",
+    "dropped_buffer",
+    "dropped_broker",
+    "dropped_spool",
+    "dropped_end",
+)
+
+
+def away() -> MemoryTransport:
+    way = MemoryTransport()
+    way.away = True
+    return way
+
+
+def log(run: Any, count: int, first: int = 0) -> None:
+    for step in range(first, first + count):
+        run.log({"loss": float(step)}, step=step)
+
+
+def adds_up(run: Any) -> bool:
+    counts = run.counters()
+    return counts.get("samples_logged", 0) == sum(counts.get(name, 0) for name in FATES)
+
+
+def test_what_a_run_left_is_sent_by_its_next_process_and_both_accounts_add_up(
+    sdk: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, wait_for: Any
+) -> None:
+    first = sdk(way=away(), exit_us=300_000, init={"run_id": "a/../../b", "rank": 0})
+    log(first.run, 500)
+    first.run.finish()
+    assert adds_up(first.run)
+    assert first.run.counters()["samples_spooled"] == 500
+    (line,) = [message for message in caplog.messages if "not delivered" in message]
+    assert f": 500 wait in {tmp_path}/spool; `driftline spool send`" in line
+    (standing,) = survey(FileDisk(tmp_path / "spool"))
+    assert (standing.samples, standing.alive) == (500, False)
+    assert {path.name for path in tmp_path.iterdir()} == {"spool"}
+    second = sdk(init={"run_id": "a/../../b", "rank": 0})
+    log(second.run, 5)
+    wait_for(lambda: not list((tmp_path / "spool").iterdir()), 60)
+    second.run.finish()
+    assert adds_up(second.run)
+    assert second.run.counters()["spool_recovered"] == 500
+    dead = [record for record in second.records() if record.process == first.run.process]
+    assert [record.seq for record in dead] == list(range(len(dead)))
+    assert isinstance(dead[0], events.ProcessStarted)
+    assert isinstance(dead[-1], events.ProcessEnded)
+    assert sum(len(getattr(record, "value", ())) for record in dead) == 500
+
+
+def test_an_outage_in_the_middle_leaves_nothing_behind(
+    sdk: Callable[..., Any], tmp_path: Path, wait_for: Any
+) -> None:
+    under_test = sdk()
+    log(under_test.run, 10)
+    assert under_test.run.flush(60)
+    under_test.way.away = True
+    log(under_test.run, 100, first=10)
+    wait_for(lambda: under_test.run.counters().get("spool_written", 0) == 100, 60)
+    assert len(list((tmp_path / "spool").iterdir())) == 1
+    under_test.way.away = False
+    log(under_test.run, 10, first=110)
+    assert under_test.run.flush(60)
+    assert list((tmp_path / "spool").iterdir()) == []
+    under_test.run.finish()
+    assert [step for _, step, _, _ in under_test.samples()] == list(range(120))
+    assert adds_up(under_test.run)
+
+
+def test_without_a_folder_that_can_be_written_training_goes_on_with_memory_only(
+    sdk: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, wait_for: Any
+) -> None:
+    (tmp_path / "file").write_text("")
+    under_test = sdk(way=away(), spool=str(tmp_path / "file" / "spool"), exit_us=300_000)
+    log(under_test.run, 50)
+    wait_for(lambda: under_test.run.counters().get("spool_errors"), 60)
+    log(under_test.run, 50, first=50)
+    under_test.run.finish()
+    assert sum("sdk.spool names another folder" in message for message in caplog.messages) == 1
+    assert under_test.run.counters()["dropped_end"] == 100
+    assert adds_up(under_test.run)
+    (line,) = [message for message in caplog.messages if "not delivered" in message]
+    assert "100 of 100 samples" in line
+    assert "wait in" not in line
+
+
+def test_no_spool_if_it_is_switched_off(sdk: Callable[..., Any], tmp_path: Path) -> None:
+    under_test = sdk(way=away(), spool_bytes=0, exit_us=300_000)
+    log(under_test.run, 50)
+    under_test.run.finish()
+    assert not (tmp_path / "spool").exists()
+    assert under_test.run.counters()["dropped_end"] == 50
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Has the kernel cut off writes beyond a size, as a full disk does; undone at the end."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_refuses_in_mid_write_loses_nothing_and_is_used_again_when_there_is_room(
+    sdk: Callable[..., Any],
+    tmp_path: Path,
+    small_files: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Any,
+) -> None:
+    """Case 39 in the spool, with real short writes: whole records on disk, the rest in memory."""
+    monkeypatch.setattr(spool_module, "AGAIN_US", 50_000)
+    under_test = sdk(way=away(), frame_samples=100, exit_us=300_000)
+    log(under_test.run, 100)
+    wait_for(lambda: under_test.run.counters().get("spool_written", 0) == 100, 60)
+    small_files(20_000)
+    log(under_test.run, 1000, first=100)
+    wait_for(lambda: under_test.run.counters().get("spool_errors"), 60)
+    (standing,) = survey(FileDisk(tmp_path / "spool"))
+    assert 0 < standing.samples < 1000
+    assert standing.troubles == []
+    small_files(resource.RLIM_INFINITY)
+    wait_for(lambda: under_test.run.counters().get("spool_written", 0) == 1100, 60)
+    under_test.run.finish()
+    assert under_test.run.counters()["samples_spooled"] == 1100
+    assert adds_up(under_test.run)
+    (standing,) = survey(FileDisk(tmp_path / "spool"))
+    assert (standing.samples, standing.troubles) == (1100, [])
+
+
+def test_the_trainer_waits_for_no_disk(sdk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes a second for each write holds up the SDK's thread only."""
+    from driftline.producers.disk import _FileFolder
+
+    def slow(self: Any, file: str, data: bytes) -> None:
+        time.sleep(1)
+
+    monkeypatch.setattr(_FileFolder, "append", slow)
+    under_test = sdk(way=away(), exit_us=300_000)
+    taken = []
+    for step in range(300):
+        before = time.perf_counter()
+        under_test.run.log({"loss": float(step)}, step=step)
+        taken.append(time.perf_counter() - before)
+        time.sleep(0.005)
+    before = time.monotonic()
+    under_test.run.finish()
+    assert time.monotonic() - before < 30
+    assert sorted(taken)[int(len(taken) * 0.9)] < 0.5
