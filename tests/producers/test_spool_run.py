@@ -45,11 +45,11 @@ def adds_up(run: Any) -> bool:
 def test_what_a_run_left_is_sent_by_its_next_process_and_both_accounts_add_up(
     sdk: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, wait_for: Any
 ) -> None:
-    first = sdk(way=away(), exit_us=300_000, init={"run_id": "a/../../b", "rank": 0})
+    first = sdk(way=away(), exit_us=1_000_000, init={"run_id": "a/../../b", "rank": 0})
     log(first.run, 500)
     first.run.finish()
+    wait_for(lambda: first.run.counters().get("samples_spooled") == 500, 60)
     assert adds_up(first.run)
-    assert first.run.counters()["samples_spooled"] == 500
     (line,) = [message for message in caplog.messages if "not delivered" in message]
     assert f": 500 wait in {tmp_path}/spool; `driftline spool send`" in line
     (standing,) = survey(FileDisk(tmp_path / "spool"))
@@ -59,7 +59,7 @@ def test_what_a_run_left_is_sent_by_its_next_process_and_both_accounts_add_up(
     log(second.run, 5)
     wait_for(lambda: not list((tmp_path / "spool").iterdir()), 60)
     second.run.finish()
-    assert adds_up(second.run)
+    wait_for(lambda: adds_up(second.run), 60)
     assert second.run.counters()["spool_recovered"] == 500
     dead = [record for record in second.records() if record.process == first.run.process]
     assert [record.seq for record in dead] == list(range(len(dead)))
@@ -84,7 +84,7 @@ def test_an_outage_in_the_middle_leaves_nothing_behind(
     assert list((tmp_path / "spool").iterdir()) == []
     under_test.run.finish()
     assert [step for _, step, _, _ in under_test.samples()] == list(range(120))
-    assert adds_up(under_test.run)
+    wait_for(lambda: adds_up(under_test.run), 60)
 
 
 def test_without_a_folder_that_can_be_written_training_goes_on_with_memory_only(
@@ -97,19 +97,19 @@ def test_without_a_folder_that_can_be_written_training_goes_on_with_memory_only(
     log(under_test.run, 50, first=50)
     under_test.run.finish()
     assert sum("sdk.spool names another folder" in message for message in caplog.messages) == 1
-    assert under_test.run.counters()["dropped_end"] == 100
+    wait_for(lambda: under_test.run.counters().get("dropped_end") == 100, 60)
     assert adds_up(under_test.run)
     (line,) = [message for message in caplog.messages if "not delivered" in message]
     assert "100 of 100 samples" in line
     assert "wait in" not in line
 
 
-def test_no_spool_if_it_is_switched_off(sdk: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_spool_if_it_is_switched_off(sdk: Callable[..., Any], tmp_path: Path, wait_for: Any) -> None:
     under_test = sdk(way=away(), spool_bytes=0, exit_us=300_000)
     log(under_test.run, 50)
     under_test.run.finish()
     assert not (tmp_path / "spool").exists()
-    assert under_test.run.counters()["dropped_end"] == 50
+    wait_for(lambda: under_test.run.counters().get("dropped_end") == 50, 60)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_disk_that_refuses_in_mid_write_loses_nothing_and_is_used_again_when_t
     small_files(resource.RLIM_INFINITY)
     wait_for(lambda: under_test.run.counters().get("spool_written", 0) == 1100, 60)
     under_test.run.finish()
-    assert under_test.run.counters()["samples_spooled"] == 1100
+    wait_for(lambda: under_test.run.counters().get("samples_spooled") == 1100, 60)
     assert adds_up(under_test.run)
     (standing,) = survey(FileDisk(tmp_path / "spool"))
     assert (standing.samples, standing.troubles) == (1100, [])
