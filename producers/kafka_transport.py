@@ -109,7 +109,7 @@ class KafkaTransport:
                 self._outcomes.append(Outcome(seq, _words(error), final=True))
                 return
             raise Unavailable(_words(error)) from error
-        outcomes, notify = self._outcomes, self._notify
+        outcomes, notify, producer = self._outcomes, self._notify, self._producer
 
         def arrived(_: object) -> None:
             outcomes.append(Outcome(seq))
@@ -121,6 +121,10 @@ class KafkaTransport:
                 "RecordListTooLargeError",
                 "InvalidRecordError",
             )
+            if not final:
+                # Here, on the client's own thread, before it sends more: after a lost sequence (a topic made
+                # again, an unclean election) it would go on, and what comes later would be in the log first.
+                _stop(producer)
             outcomes.append(Outcome(seq, _words(error), final))
             notify()
 
@@ -152,11 +156,16 @@ class KafkaTransport:
 
 def _abandon(producer: Any) -> None:
     """Ends a producer that could not be closed, so that its sender stops and ``__del__`` does nothing."""
+    _stop(producer)
+    with contextlib.suppress(AttributeError):
+        producer._closed = True
+
+
+def _stop(producer: Any) -> None:
+    """Has the client's thread send nothing any more and give up what waits; may be called on that thread."""
     with contextlib.suppress(Exception):
         producer._sender.initiate_close()
         producer._sender.force_close()
-    with contextlib.suppress(AttributeError):
-        producer._closed = True
 
 
 def _probe(servers: list[str], timeout_s: float) -> None:

@@ -189,11 +189,20 @@ class Worker:
 
     def run(self) -> None:
         """Until :meth:`end`; never raises."""
-        self._guarded(lambda: self._emit(self._started))
+        self.begin()
         while self._end is None:
             self._guarded(self.round)
             if self._end is None:
                 self.bell.wait(self._pause_us())
+        self.conclude()
+
+    def begin(self) -> None:
+        """The first record."""
+        self._guarded(lambda: self._emit(self._started))
+
+    def conclude(self) -> None:
+        """After :meth:`end`: what is left goes to the broker, or to disk, within the deadline."""
+        assert self._end is not None, "told to end"
         reason, deadline_us = self._end
         self._guarded(lambda: self._finish(reason, deadline_us))
         self._guarded(self._leave)

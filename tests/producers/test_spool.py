@@ -367,3 +367,28 @@ def test_whatever_fails_every_sample_is_accounted_for_and_arrives_in_order(seed:
     assert len(first(found)) == counts["samples_delivered"] + counts["samples_spooled"]
     assert later.counters["spool_recovered"] == counts["samples_spooled"]
     assert disk.names() == []
+
+
+def test_what_a_kill_left_of_a_spool_that_was_sent_is_swept_away() -> None:
+    """Killed between the deletion of its last segment and the removal of the folder (found by tests/sim)."""
+    disk = MemoryDisk()
+    rig = Rig(disk)
+    rig.way.away = True
+    rig.put(2)
+    rig.turn()
+    rig.way.away = False
+
+    def killed(what: str, folder: str, file: str) -> None:
+        if what == "remove":
+            raise KeyboardInterrupt
+
+    disk.faults.before = killed
+    with pytest.raises(KeyboardInterrupt):
+        rig.turn(5)
+    disk.faults.before = lambda what, folder, file: None
+    rig.die()
+    assert [len(files) for files in disk.faults.folders.values()] == [0]
+    heir = Rig(disk.another_process(), process="p1")
+    heir.put(1)
+    heir.turn(3)
+    assert disk.names() == []
