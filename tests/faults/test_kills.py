@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +11,6 @@ import pytest
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(3_000)]
 KILLS = 15
 SEED = 4
-CHAOS = Path(__file__).parents[1] / "support" / "chaos" / "__init__.py"
-
-
-@pytest.fixture(scope="module")
-def chaos() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("chaos", CHAOS)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["chaos"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_random_kills_lose_and_double_nothing(kafka: Any, chaos: ModuleType, tmp_path: Path) -> None:

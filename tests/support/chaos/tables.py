@@ -34,7 +34,10 @@ class Tables:
         self._db = duckdb.connect()
         self._db.execute("set timezone = 'UTC'; set threads = 2")
         for name, files in read_files(root).items():
-            self._db.read_parquet(files).create_view(f"t_{name}")
+            if files:
+                self._db.read_parquet(files).create_view(f"t_{name}")
+            else:
+                self._db.register(f"t_{name}", TABLES[name].schema.empty_table())
         self._rows: dict[TableName, list[dict[str, Any]]] = {
             name: [] for name in (*OF_EVENTS, "facts", "alerts")
         }
