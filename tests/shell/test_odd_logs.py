@@ -33,8 +33,13 @@ def numbered(start: int, end: int) -> list[bytes]:
     return [b"k%d:%d" % (number % 3, number) for number in range(start, end)]
 
 
+def once(found: list[Any]) -> list[bytes]:
+    """Values as a reader keeps them: a worker that had to begin again has sent some of them twice."""
+    return list(dict.fromkeys(record.value for record in found))
+
+
 def bodies(found: list[Any]) -> list[dict[str, Any]]:
-    return [json.loads(record.value) for record in found]
+    return [json.loads(value) for value in once(found)]
 
 
 def test_what_the_group_skipped_and_a_broken_snapshot_do_not_matter(
@@ -62,18 +67,20 @@ def test_what_the_group_skipped_and_a_broken_snapshot_do_not_matter(
     producer.close()
 
     worker = start_worker(settings)
-    until(lambda: len(read_all(settings, "windows", 0)) >= 500, what="outputs")
+    until(lambda: len(once(read_all(settings, "windows", 0))) >= 500, what="outputs")
     assert worker.stop() == 0
     core = toy.ToyCore()
     wanted = core.step(core.fresh(uuid, 0), as_records(read_all(settings, "telemetry", 0)))
-    seen = [record.value for record in read_all(settings, "windows", 0)]
+    seen = once(read_all(settings, "windows", 0))
     assert seen == [o.value for o in wanted if len(o.value) < 1_000_000][: len(seen)]
     assert len(seen) >= 500
     assert "reading offsets 0 to 300 again" in worker.text(), "the group's offset was ahead of the state"
-    (letter,) = [events.decode(record.value) for record in read_all(settings, "dead-letter", 0)]
-    assert isinstance(letter, events.DeadLetter)
-    assert (letter.offset, letter.topic) == (400, topic)
-    assert "too large" in letter.reason
+    letters = [events.decode(record.value) for record in read_all(settings, "dead-letter", 0)]
+    assert letters
+    for letter in letters:
+        assert isinstance(letter, events.DeadLetter)
+        assert (letter.offset, letter.topic) == (400, topic)
+        assert "too large" in letter.reason
 
 
 def test_what_retention_took_is_a_gap_and_said_loudly(
@@ -86,7 +93,7 @@ def test_what_retention_took_is_a_gap_and_said_loudly(
     ensure_topics(settings)
     write(settings, *numbered(0, 100))
     first = start_worker(settings)
-    until(lambda: len(read_all(settings, "windows", 0)) >= 100, what="outputs")
+    until(lambda: len(once(read_all(settings, "windows", 0))) >= 100, what="outputs")
     assert first.stop() == 0
     write(settings, *numbered(100, 500))
     last = OutputId.parse(bodies(read_all(settings, "windows", 0))[-1]["id"]).offset
@@ -96,7 +103,7 @@ def test_what_retention_took_is_a_gap_and_said_loudly(
 
     second = start_worker(settings)
     until(lambda: "the log no longer has offsets" in second.text(), what="a loud line")
-    until(lambda: len(read_all(settings, "windows", 0)) >= last + 200, what="outputs after the gap")
+    until(lambda: len(once(read_all(settings, "windows", 0))) >= last + 200, what="outputs after the gap")
     assert second.stop() == 0
     after = [OutputId.parse(body["id"]).offset for body in bodies(read_all(settings, "windows", 0))]
     first_after = bodies(read_all(settings, "windows", 0))[last + 1]
