@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from driftline.config import Axis, PipelineConfig
 from driftline.streams.panes import ClosedLog, OpenPanes
 from driftline.streams.participants import FrameMap, MissingNotes, Presence, Series
@@ -21,7 +23,9 @@ AXES: tuple[Axis, ...] = ("time", "step")
 NOTHING_CLOSED = -(1 << 62)
 MAX_RUNS = 10_000
 MAX_PROCESSES = 65_536
-"""Per run."""
+"""Per run, those included that are only remembered."""
+COMPACT_FROM = 64
+"""Numbers of parked processes that an attempt keeps before it numbers its processes anew."""
 
 
 MapKey = tuple[str | int | None, ...]
@@ -39,6 +43,8 @@ class Process:
     rank: int | None = None
     role: str = "trainer"
     host: str = ""
+    started_us: int | None = None
+    """When it started, by its own clock."""
     seq: int = -1
     """Highest sequence number seen: what is not above it is a duplicate."""
     last_seen_us: int = 0
@@ -47,6 +53,10 @@ class Process:
     idle: bool = False
     ahead: bool = False
     """A sample dated ahead was told of."""
+    parked: bool = False
+    """Expired: its place in the sequence is remembered, it takes part in nothing."""
+    stray: bool = False
+    """Of an older launch whose records came late: it belongs to no attempt that is still there."""
     maps: dict[MapKey, FrameMap] = field(default_factory=dict)
 
 
@@ -78,6 +88,8 @@ class Attempt:
         self.processes: list[str] = []
         self.left: list[bool] = []
         """Ended, or moved to a later attempt."""
+        self.parked: set[int] = set()
+        """Numbers of those that expired here."""
         self.series = Series()
         self.missing = MissingNotes()
         self.detection = detection
@@ -110,6 +122,44 @@ class Attempt:
         self.left[number] = True
         for axis in self.axes.values():
             axis.watermark.release(number)
+
+    def park(self, number: int) -> None:
+        """A process expired: it is expected in no window any more, also in those still open."""
+        self.leave(number)
+        self.parked.add(number)
+        self.series.leaves(number)
+        self.missing.forget(number)
+        for axis in self.axes.values():
+            axis.watermark.forget(number)
+
+    def unpark(self, number: int, now_us: int) -> None:
+        """It is heard again."""
+        self.left[number] = False
+        self.parked.discard(number)
+        for axis in self.axes.values():
+            axis.watermark.moved_us[number] = now_us
+
+    def compact(self) -> dict[int, int] | None:
+        """Numbers the processes anew without those parked that no pane names: old -> new, None if few."""
+        if len(self.parked) < max(COMPACT_FROM, len(self.processes) // 2):
+            return None
+        named: set[int] = set()
+        for axis in self.axes.values():
+            named |= axis.open.present() | axis.log.present()
+        kept = [at for at in range(len(self.processes)) if at not in self.parked or at in named]
+        if len(self.processes) - len(kept) < COMPACT_FROM:
+            return None
+        self.processes = [self.processes[at] for at in kept]
+        self.left = [self.left[at] for at in kept]
+        self.series.renumber(kept)
+        found = {old: new for new, old in enumerate(kept)}
+        self.parked = {found[at] for at in self.parked if at in found}
+        self.missing.renumber(found)
+        for axis in self.axes.values():
+            axis.watermark.renumber(kept)
+            axis.open.renumber(kept)
+            axis.log.renumber(kept)
+        return found
 
     @property
     def words(self) -> int:
@@ -148,6 +198,42 @@ class Run:
         return self.attempts[self.current]
 
 
+class Place(msgspec.Struct, array_like=True):
+    """What is remembered of a process: enough to know its records again."""
+
+    attempt: int
+    seq: int
+    rank: int | None
+    role: str
+    host: str
+    started_us: int | None
+    stray: bool
+
+
+class AxisEnd(msgspec.Struct, array_like=True):
+    """How far an axis of the last attempt came: what is below is closed, what is out stays out."""
+
+    closed: int | None
+    """Position below which panes are closed."""
+    watermark: int | None
+    out: list[tuple[int, int, int]]
+    """Size and hop of windows, and where those that are out end."""
+
+
+class Remembered(msgspec.Struct):
+    """What is remembered of a run that expired."""
+
+    seen_us: int
+    title: str
+    current: int
+    started_us: int
+    world_size: int | None
+    world_role: str
+    triggers: object
+    axes: dict[Axis, AxisEnd]
+    processes: dict[str, Place]
+
+
 @dataclass(slots=True)
 class PartitionState:
     """All that the pipeline knows of one partition of the log."""
@@ -157,10 +243,18 @@ class PartitionState:
     config: PipelineConfig = field(default_factory=PipelineConfig)
     config_digest: str | None = None
     config_body: bytes = b""
+    config_refused: str | None = None
+    """Why the last configuration of the log could not be used."""
     last_tick_us: int | None = None
     append_time: bool = True
     """Record times are the broker's, as the last tick said."""
     runs: dict[str, Run] = field(default_factory=dict)
+    remembered: dict[str, Remembered] = field(default_factory=dict)
+    """Runs that expired, the first to expire first (``memory``)."""
+    forgotten_us: int | None = None
+    """The newest sign of life of all that is no longer remembered."""
+    late_untold: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """Late samples of processes without an attempt since the last tick: count, first and last time."""
     runs_refused_told: bool = False
     counters: dict[str, int] = field(default_factory=dict)
     """Everything received, dropped and refused, by name."""

@@ -53,6 +53,10 @@ class Core(Protocol[S]):
         """Digest of the configuration that the log last set, None before the first."""
         ...
 
+    def notices(self, state: S) -> list[str]:
+        """What the people who run the worker should read in its log as long as it holds, a sentence each."""
+        ...
+
     def dump(self, state: S) -> bytes:
         """The state as bytes, to be read by :meth:`load` of the same or a later version."""
         ...

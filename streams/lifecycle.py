@@ -8,6 +8,7 @@ from driftline import config as configuration
 from driftline import events
 from driftline.config import PipelineConfig
 from driftline.errors import SettingsError
+from driftline.streams import memory
 from driftline.streams.attempts import (
     AXES,
     MAX_PROCESSES,
@@ -15,13 +16,14 @@ from driftline.streams.attempts import (
     AxisState,
     PartitionState,
     Process,
+    Run,
     seat_of,
 )
 from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
 from driftline.streams.outputs import Outbox
 from driftline.streams.panes import POSITION_LIMIT
-from driftline.streams.processes import Factories, counts, join, open_attempt
-from driftline.streams.views import CheckpointView, Liveness, TriggerReason
+from driftline.streams.processes import counts, full, join, open_attempt
+from driftline.streams.views import CheckpointView, Factories, Liveness, TriggerReason
 from driftline.streams.windowing import plan
 
 MAX_US = 10**15
@@ -42,27 +44,72 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
             known.rank = event.rank if known.rank is None else known.rank
             known.maps.clear()
         return
-    if len(run.processes) >= MAX_PROCESSES:
+    if full(moment.state, run):
         moment.state.count("records_of_refused_processes")
         return
-    parent = run.processes.get(event.parent) if event.parent else None
-    attempt = run.attempts.get(parent.attempt, run.attempt) if parent is not None else run.attempt
     seat = None if event.parent else seat_of(event.role, event.rank)
-    if seat is not None and attempt.seats.get(seat, event.process) != event.process:
-        attempt = _next_attempt(moment, f"rank {event.rank} ({event.role}) started again", make)
+    attempt = _attempt_for(moment, event, seat, make)
+    run.title = run.title or event.name
+    if attempt is None:
+        _stray(moment, event)
+        return
     process = join(run, attempt, event.process)
     process.rank, process.role, process.host = event.rank, event.role, event.host
-    run.title = run.title or event.name
     if seat is not None:
         attempt.seats[seat] = event.process
         _learn_world(moment, attempt, event)
+    process.started_us = event.time_us
     counts(moment, process, event.seq)
-    run.ended = False
-    _fact(
-        moment,
+    if attempt.number == run.current:
+        run.ended = False
+    _tell_joined(moment, event, attempt.number)
+
+
+def _attempt_for(
+    moment: Moment, event: events.ProcessStarted, seat: str | None, make: Factories
+) -> Attempt | None:
+    """The attempt that a process starts in; None for one of an older launch that has none any more.
+
+    A spool can bring a start long after it happened, and after a newer launch: that opens no attempt.
+    """
+    run = moment.run
+    parent = run.processes.get(event.parent) if event.parent else None
+    if parent is not None:
+        return None if parent.stray else run.attempts.get(parent.attempt, run.attempt)
+    for number in sorted(run.attempts, reverse=True):
+        attempt = run.attempts[number]
+        holder = None if seat is None else attempt.seats.get(seat)
+        if holder is None or holder == event.process:
+            return attempt
+        if not memory.older_launch(run, holder, event.time_us, moment.state.config.start_grace_us):
+            if number < run.current:
+                break
+            return _next_attempt(moment, f"rank {event.rank} ({event.role}) started again", make)
+    return None
+
+
+def _stray(moment: Moment, event: events.ProcessStarted) -> None:
+    """A process of an older launch, heard of only now: what it sends is late, whatever it is."""
+    run = moment.run
+    number = max(0, run.current - 1)
+    process = Process(event.process, number, -1, event.rank, event.role, event.host, event.time_us)
+    process.parked = process.stray = True
+    run.processes[event.process] = process
+    counts(moment, process, event.seq)
+    _tell_joined(moment, event, number, " long after it started, and after a newer launch: it is late")
+
+
+def _tell_joined(moment: Moment, event: events.ProcessStarted, attempt: int, how: str = "") -> None:
+    who = (
+        f"process {event.process} joined as {event.role} rank {event.rank} on {event.host or 'unknown host'}"
+    )
+    moment.outbox.fact(
+        moment.offset,
+        moment.run.name,
         attempt,
         "process_joined",
-        f"process {event.process} joined as {event.role} rank {event.rank} on {event.host or 'unknown host'}",
+        moment.now_us,
+        who + how,
         process=event.process,
         rank=event.rank,
         detail={"role": event.role, "host": event.host, "parent": event.parent, "pid": event.pid},
@@ -102,7 +149,8 @@ def rewound(moment: Moment, event: events.RunRewound, process: Process, make: Fa
         attempt.rewound_to = event.step
         attempt.world_size, attempt.world_role = world
     attempt = run.attempt
-    run.attempts[process.attempt].leave(process.number)
+    if process.attempt in run.attempts:
+        run.attempts[process.attempt].leave(process.number)
     process.attempt, process.number = attempt.number, attempt.join(process.name, run.now_us)
     process.maps.clear()
     attempt.finished = False
@@ -248,7 +296,7 @@ def _forgive_hole(moment: Moment, hole_us: int) -> None:
 
 def _rest(moment: Moment, process: Process, config: PipelineConfig) -> None:
     """A process that was silent for the idle limit, or did not move on an axis, lets go of the watermark."""
-    if process.ended:
+    if process.ended or process.parked:
         return
     attempt = moment.run.attempts.get(process.attempt)
     if attempt is None:
@@ -316,13 +364,13 @@ def _tick_detection(moment: Moment) -> None:
     processes = [
         Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
         for _, p in sorted(run.processes.items())
-        if p.attempt == run.current
+        if p.attempt == run.current and not p.parked
     ]
     moment.alerts(attempt, attempt.detection.tick(run.now_us, processes))
 
 
 def expire(moment: Moment, config: PipelineConfig) -> bool:
-    """Drops what gave no record for the expiry time; True when the whole run went."""
+    """Parks processes that gave no record for the expiry time; True when the whole run goes."""
     run = moment.run
     if run.now_us - run.last_us > config.expire_us:
         for number in sorted(run.attempts):
@@ -331,17 +379,32 @@ def expire(moment: Moment, config: PipelineConfig) -> bool:
                 finish(moment, attempt, config)
             elif number == run.current:
                 moment.alerts(attempt, attempt.detection.end(moment.now_us))
+        memory.remember(moment.state, run)
         return True
     old = [
-        name
-        for name, p in run.processes.items()
-        if (p.ended or p.idle) and run.now_us - p.last_seen_us > config.expire_us
+        p
+        for p in run.processes.values()
+        if not p.parked and (p.ended or p.idle) and run.now_us - p.last_seen_us > config.expire_us
     ]
-    for name in old:
-        process = run.processes.pop(name)
-        run.attempts[process.attempt].leave(process.number)
+    for process in old:
+        process.parked = True
+        process.maps.clear()
+        if process.attempt in run.attempts:
+            run.attempts[process.attempt].park(process.number)
     _forget_attempts(moment, config, some_left=bool(old))
+    for number in sorted({process.attempt for process in old} & run.attempts.keys()):
+        _compact(run, run.attempts[number])
     return False
+
+
+def _compact(run: Run, attempt: Attempt) -> None:
+    """An attempt that lives for weeks, with a process for each evaluation, keeps few numbers."""
+    found = attempt.compact()
+    if found is None:
+        return
+    for process in run.processes.values():
+        if process.attempt == attempt.number and process.number >= 0:
+            process.number = found.get(process.number, -1)
 
 
 def _forget_attempts(moment: Moment, config: PipelineConfig, *, some_left: bool) -> None:
@@ -352,7 +415,7 @@ def _forget_attempts(moment: Moment, config: PipelineConfig, *, some_left: bool)
     run = moment.run
     if not some_left and len(run.attempts) <= 2:
         return
-    homes = {p.attempt for p in run.processes.values()}
+    homes = {p.attempt for p in run.processes.values() if not p.parked}
     for number in sorted(run.attempts):
         attempt = run.attempts[number]
         if number == run.current or number in homes:
@@ -407,8 +470,10 @@ def apply_config(
 ) -> None:
     """From here on the new configuration holds; axes whose windows changed start fresh panes."""
     if event.digest == state.config_digest and bytes(event.body) == state.config_body:
+        state.config_refused = None
         return  # it holds already
     config = read_config(event, make)
+    state.config_refused = None
     before = state.config
     state.config, state.config_digest, state.config_body = config, event.digest, bytes(event.body)
     for run in state.runs.values():

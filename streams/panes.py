@@ -88,6 +88,25 @@ def widen(bits: U64, words: int) -> U64:
     return np.pad(bits, ((0, 0), (0, more))) if more > 0 else bits
 
 
+def pick(bits: U64, kept: list[int]) -> U64:
+    """The bits of these processes, in this order, as the first ones."""
+    flat = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
+    words = max(1, (len(kept) + 63) // 64)
+    out = np.zeros((len(bits), words * 64), np.uint8)
+    known = np.array([at for at in kept if at < flat.shape[1]], np.int64)
+    places = np.array([to for to, at in enumerate(kept) if at < flat.shape[1]], np.int64)
+    out[:, places] = flat[:, known]
+    return np.packbits(out, axis=1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+
+
+def named(bits: U64) -> set[int]:
+    """The processes that any of the rows names."""
+    if not len(bits):
+        return set()
+    every = np.bitwise_or.reduce(bits, axis=0, keepdims=True)
+    return set(np.flatnonzero(np.unpackbits(every.view(np.uint8), bitorder="little")).tolist())
+
+
 class OpenPanes:
     """The open panes of one axis."""
 
@@ -210,6 +229,19 @@ class OpenPanes:
         self.cells.release(rows)
         return closed, Buckets(pane[place], closed.series[place], bucket, count)
 
+    def present(self) -> set[int]:
+        """Processes that gave a sample of an open pane."""
+        return named(self.cells.bits[self._rows()])
+
+    def renumber(self, kept: list[int]) -> None:
+        """Keeps these processes, in this order."""
+        self.cells.bits = pick(self.cells.bits, kept)
+
+    def _rows(self) -> I64:
+        slots = np.array(sorted(self.slots.values()), np.int64)
+        part = self.table[slots]
+        return part[part >= 0]
+
     def dump(self) -> dict[str, Any]:
         """Cells in order of pane and series, their buckets by place in that order."""
         panes = sorted(self.slots)
@@ -266,6 +298,14 @@ class ClosedLog:
         if len(self.cells.pane) and int(self.cells.pane.min()) < first:
             self.cells = self.cells.take(self.cells.pane >= first)
             self.buckets = self.buckets.take(slice(int(np.searchsorted(self.buckets.pane, first)), None))
+
+    def present(self) -> set[int]:
+        """Processes that gave a sample of a pane that is kept."""
+        return named(self.cells.bits)
+
+    def renumber(self, kept: list[int]) -> None:
+        """Keeps these processes, in this order."""
+        self.cells = self.cells._replace(bits=pick(self.cells.bits, kept))
 
     def dump(self) -> list[Any]:
         return [list(self.cells), list(self.buckets)]

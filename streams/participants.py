@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from driftline.streams.aggregates import I64, U64, Bool, popcount
-from driftline.streams.panes import widen
+from driftline.streams.panes import pick, widen
 
 MAX_METRICS = 10_000
 MAX_SERIES = 131_072
+MAX_NOTED = 65_536
+"""Pairs of series and process whose absence an attempt keeps in mind; further ones are not told."""
 MAX_TOLD = 3
 """A process that misses and comes back is told so often per series, then counts as irregular."""
 
@@ -82,6 +84,16 @@ class Series:
         if word >= self.bits.shape[1]:
             self.bits = widen(self.bits, word + 1)
         self.bits[series, word] |= bit
+
+    def leaves(self, process: int) -> None:
+        """A process takes part in nothing any more."""
+        word = process >> 6
+        if word < self.bits.shape[1]:
+            self.bits[:, word] &= ~np.uint64(1 << (process & 63))
+
+    def renumber(self, kept: list[int]) -> None:
+        """Keeps these processes, in this order."""
+        self.bits = pick(self.bits, kept)
 
     def order(self) -> I64:
         """Rank of each series by (metric, group)."""
@@ -185,12 +197,23 @@ class MissingNotes:
                 pair = (number, process)
                 if self.absent.get(pair) or self.told.get(pair, 0) >= MAX_TOLD:
                     continue
+                if len(self.told) >= MAX_NOTED and pair not in self.told:
+                    continue
                 self.absent[pair] = 1
                 self.told[pair] = self.told.get(pair, 0) + 1
                 missed = new.setdefault(number, Missed(table.metrics[number], [], position, position))
                 missed.processes.append(process)
                 new[number] = missed._replace(end=position)
         return list(new.values())
+
+    def forget(self, process: int) -> None:
+        """Nothing is missing of a process that is gone for good."""
+        self.told = {pair: told for pair, told in self.told.items() if pair[1] != process}
+        self.absent = {pair: 1 for pair in self.absent if pair[1] != process}
+
+    def renumber(self, found: dict[int, int]) -> None:
+        self.told = {(series, found[at]): told for (series, at), told in self.told.items()}
+        self.absent = {(series, found[at]): 1 for series, at in self.absent}
 
     def dump(self) -> list[list[int]]:
         return [[*pair, told, self.absent.get(pair, 0)] for pair, told in self.told.items()]

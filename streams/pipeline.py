@@ -16,13 +16,15 @@ from driftline import records as wire
 from driftline.config import PipelineConfig
 from driftline.errors import BadRecord, SettingsError
 from driftline.records import Output, Record
-from driftline.streams import arrivals, lifecycle, processes, snapshot
+from driftline.streams import arrivals, lifecycle, memory, processes, snapshot
 from driftline.streams.arrivals import Arrival
-from driftline.streams.attempts import MAX_PROCESSES, Attempt, PartitionState, Run
+from driftline.streams.attempts import Attempt, PartitionState, Run
 from driftline.streams.closing import Moment
 from driftline.streams.outputs import Outbox
 from driftline.streams.views import Detection, TriggerState
 from driftline.topics import TopicName
+
+MAX_REASON = 2_000
 
 
 class DetectionFactory(Protocol):
@@ -106,6 +108,10 @@ class Pipeline:
         """Digest of the configuration that the log last set."""
         return state.config_digest
 
+    def notices(self, state: PartitionState) -> list[str]:
+        """A configuration that was refused."""
+        return [] if state.config_refused is None else [state.config_refused]
+
     def dump(self, state: PartitionState) -> bytes:
         """The state as bytes."""
         return snapshot.dump(state)
@@ -121,6 +127,12 @@ class Pipeline:
     ) -> None:
         """Admits a frame; it waits for others of its attempt unless it brings in something new."""
         state.count("frames")
+        size = len(frame.metric)
+        newest_us = int(frame.time_us.max()) if size else None
+        if self._known_before(state, frame.run, frame.process, frame.seq, newest_us):
+            if newest_us is not None and not memory.repeated(state, frame.run, frame.process, frame.seq):
+                memory.note_late(state, frame.run, 0, (size, int(frame.time_us.min()), newest_us))
+            return
         record_us = processes.record_time(state, record.time_ms * 1000)
         run = processes.run_of(state, outbox, record.offset, frame.run, record_us, self._make)
         if run is None:
@@ -128,22 +140,25 @@ class Pipeline:
         process = run.processes.get(frame.process)
         if process is None:
             waiting.apply()
-            process = processes.first_frame(run, frame)
+            process = processes.first_frame(state, run, frame)
             if process is None:
                 state.count("records_of_refused_processes")
                 return
         moment = Moment(state, outbox, record.offset, run, run.now_us)
-        if process.seq + 1 == frame.seq and not process.idle and not process.ended:
+        if process.seq + 1 == frame.seq and not (process.idle or process.ended or process.parked):
             process.seq = frame.seq
             process.last_seen_us = run.last_us = run.now_us
         else:
             waiting.apply()
             if not processes.counts(moment, process, frame.seq):
                 return
-        size = len(frame.metric)
-        if not size:
+        if newest_us is None:
             return
         state.count("samples", size)
+        if process.parked:  # its attempt is gone
+            times = size, int(frame.time_us.min()), newest_us
+            memory.note_late(state, run.name, process.attempt, times)
+            return
         attempt = run.attempts[process.attempt]
         key = (frame.rank, *frame.names)
         found = process.maps.get(key)
@@ -158,6 +173,18 @@ class Pipeline:
             process.last_step = newest
         waiting.add(run, attempt, Arrival(record.offset, run.now_us, record_us, process, frame, found))
 
+    def _known_before(
+        self, state: PartitionState, run: str, process: str, seq: int, time_us: int | None
+    ) -> bool:
+        """Whether a record is a duplicate of an expired run's, or of a process that is forgotten."""
+        if memory.repeated(state, run, process, seq):
+            state.count("duplicates")
+            return True
+        if time_us is not None and memory.may_have_counted(state, run, process, time_us):
+            state.count("records_of_forgotten_processes")
+            return True
+        return False
+
     # --- events --------------------------------------------------------------------------------------------
 
     def _event(self, state: PartitionState, outbox: Outbox, record: Record, event: events.Event) -> None:
@@ -170,6 +197,7 @@ class Pipeline:
                 lifecycle.apply_config(state, outbox, record.offset, event, self._make)
             except SettingsError as error:
                 state.count("bad_configs")
+                state.config_refused = f"configuration {event.digest} is refused: {error}"[:MAX_REASON]
                 outbox.dead_letter(self.source, record, f"configuration not usable: {error}")
         elif isinstance(
             event,
@@ -191,6 +219,9 @@ class Pipeline:
         time_us: int,
         event: events.FromProcess | events.Unknown,
     ) -> None:
+        said_us = None if isinstance(event, events.Unknown) else event.time_us
+        if self._known_before(state, event.run, event.process, event.seq, said_us):
+            return
         record_us = processes.record_time(state, time_us)
         run = processes.run_of(state, outbox, offset, event.run, record_us, self._make)
         if run is None:
@@ -201,11 +232,15 @@ class Pipeline:
             return
         process = run.processes.get(event.process)
         if process is None:
-            if len(run.processes) >= MAX_PROCESSES:
+            if processes.full(state, run):
                 state.count("records_of_refused_processes")
                 return
             process = processes.join(run, run.attempt, event.process)
         if not processes.counts(moment, process, event.seq):
+            return
+        if process.parked:  # its attempt is gone: only its checkpoints mean something
+            if isinstance(event, events.CheckpointSaved):
+                lifecycle.checkpoint(moment, event, process)
             return
         if isinstance(event, events.ProcessEnded):
             lifecycle.ended(moment, process, state.config)
@@ -230,6 +265,8 @@ class Pipeline:
                 del state.runs[name]
                 state.count("runs_expired")
                 state.runs_refused_told = False
+        memory.tell_late(state, outbox, offset, state.last_tick_us)
+        memory.forget(state, state.last_tick_us)
 
 
 class _Make:

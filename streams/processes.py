@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from driftline import frames
 from driftline.config import PipelineConfig
+from driftline.streams import memory
 from driftline.streams.aggregates import I64
 from driftline.streams.attempts import (
     MAX_PROCESSES,
@@ -23,21 +22,13 @@ from driftline.streams.closing import Moment
 from driftline.streams.dedup import admit
 from driftline.streams.outputs import Outbox
 from driftline.streams.participants import FrameMap
-from driftline.streams.views import Detection, TriggerState
+from driftline.streams.views import Factories
 
 FRAME_LEAD_US = 2_000_000
 """Where the broker does not stamp records, a frame moves "now" at most so far past the last tick."""
 MAX_AHEAD_US = 3_600_000_000
 """There, a record time further past the last tick than this is a clock's that is wrong."""
 MAX_MAPS = 64
-
-
-class Factories(Protocol):
-    """Makes detectors and triggers of a run."""
-
-    def detection(self, config: PipelineConfig, dumped: object | None = None) -> Detection: ...
-
-    def triggers(self, config: PipelineConfig, dumped: object | None = None) -> TriggerState: ...
 
 
 def record_time(state: PartitionState, time_us: int) -> int:
@@ -55,7 +46,7 @@ def run_of(
     """The run, made if new, its "now" moved to the record; None where the bound on runs forbids it."""
     if state.last_tick_us is not None and not state.append_time:
         time_us = min(time_us, state.last_tick_us + FRAME_LEAD_US)
-    run = state.runs.get(name)
+    run = state.runs.get(name) or _back(state, outbox, offset, name, time_us, make)
     if run is None:
         if len(state.runs) >= MAX_RUNS:
             _refuse_run(state, outbox, offset, name, time_us)
@@ -68,6 +59,22 @@ def run_of(
         outbox.fact(offset, name, 0, "run_started", now_us, f"run {name} started")
         open_attempt(state, run, make)
     run.now_us = max(run.now_us, time_us)
+    return run
+
+
+def _back(
+    state: PartitionState, outbox: Outbox, offset: int, name: str, time_us: int, make: Factories
+) -> Run | None:
+    """A run that expired and is heard again."""
+    if name not in state.remembered or len(state.runs) >= MAX_RUNS:
+        return None
+    now_us = time_us if state.last_tick_us is None else max(time_us, state.last_tick_us)
+    run = memory.revive(state, name, now_us, make)
+    if run is not None:
+        state.runs[name] = run
+        state.count("runs_back")
+        text = f"run {name} is heard again after it had expired: it goes on as attempt {run.current}"
+        outbox.fact(offset, name, run.current, "note", now_us, text)
     return run
 
 
@@ -87,6 +94,21 @@ def open_attempt(state: PartitionState, run: Run, make: Factories) -> Attempt:
     run.attempts[run.current] = attempt
     run.ended = False
     return attempt
+
+
+def reseat(run: Run, process: Process) -> bool:
+    """A parked process is heard again: it takes part again if its attempt is still there."""
+    if not process.parked:
+        return True
+    attempt = run.attempts.get(process.attempt)
+    if attempt is None or process.stray:
+        return False
+    process.parked = False
+    if process.number < 0:
+        process.number = attempt.join(process.name, run.now_us)
+    else:
+        attempt.unpark(process.number, run.now_us)
+    return True
 
 
 def join(run: Run, attempt: Attempt, name: str) -> Process:
@@ -128,6 +150,8 @@ def lives(run: Run, process: Process, now_us: int) -> None:
     process.last_seen_us = max(process.last_seen_us, now_us)
     run.last_us = max(run.last_us, now_us)
     process.idle = False
+    if not reseat(run, process):
+        return
     attempt = run.attempts[process.attempt]
     if process.ended:  # it said that it ended, and goes on
         process.ended = False
@@ -138,9 +162,9 @@ def lives(run: Run, process: Process, now_us: int) -> None:
             run.ended = False
 
 
-def first_frame(run: Run, frame: frames.Frame) -> Process | None:
+def first_frame(state: PartitionState, run: Run, frame: frames.Frame) -> Process | None:
     """A process whose start the log does not show: it belongs to the current attempt, as a trainer."""
-    if len(run.processes) >= MAX_PROCESSES:
+    if full(state, run):
         return None
     process = join(run, run.attempt, frame.process)
     process.rank = frame.rank
@@ -148,6 +172,13 @@ def first_frame(run: Run, frame: frames.Frame) -> Process | None:
     if seat is not None:
         run.attempt.seats.setdefault(seat, process.name)
     return process
+
+
+def full(state: PartitionState, run: Run) -> bool:
+    """Whether a bound forbids a further process; those that are only remembered make room first."""
+    if len(run.processes) >= MAX_PROCESSES:
+        memory.evict(state, run)
+    return len(run.processes) >= MAX_PROCESSES or len(run.attempt.processes) >= MAX_PROCESSES
 
 
 def map_names(

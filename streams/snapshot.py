@@ -14,9 +14,17 @@ import numpy as np
 
 from driftline.config import PipelineConfig
 from driftline.errors import BadData, DriftlineError
-from driftline.streams.attempts import AXES, Attempt, AxisState, PartitionState, Process, Run
+from driftline.streams.attempts import (
+    AXES,
+    Attempt,
+    AxisState,
+    PartitionState,
+    Process,
+    Remembered,
+    Run,
+)
 from driftline.streams.participants import MissingNotes
-from driftline.streams.processes import Factories
+from driftline.streams.views import Factories
 
 MAGIC = b"DLPS"
 VERSION = 1
@@ -33,6 +41,9 @@ _PROCESS = (
     "last_step",
     "ended",
     "idle",
+    "started_us",
+    "parked",
+    "stray",
 )
 
 
@@ -44,9 +55,13 @@ def dump(state: PartitionState) -> bytes:
         "partition": state.partition,
         "config": state.config_body,
         "digest": state.config_digest,
+        "config_refused": state.config_refused,
         "last_tick_us": state.last_tick_us,
         "append_time": state.append_time,
         "runs_refused_told": state.runs_refused_told,
+        "remembered": state.remembered,
+        "forgotten_us": state.forgotten_us,
+        "late_untold": [[*key, *told] for key, told in state.late_untold.items()],
         "counters": dict(sorted(state.counters.items())),
         "runs": [_dump_run(run) for run in state.runs.values()],
     }
@@ -78,9 +93,12 @@ def _load(plain: dict[str, Any], make: Factories) -> PartitionState:
     body: bytes = plain["config"]
     config = msgspec.json.decode(body, type=PipelineConfig) if body else PipelineConfig()
     state = PartitionState(plain["topic_uuid"], plain["partition"], config, plain["digest"], body)
-    state.last_tick_us = plain["last_tick_us"]
+    state.last_tick_us, state.config_refused = plain["last_tick_us"], plain["config_refused"]
     state.append_time = plain["append_time"]
     state.runs_refused_told = plain["runs_refused_told"]
+    state.remembered = msgspec.convert(plain["remembered"], dict[str, Remembered])
+    state.forgotten_us = plain["forgotten_us"]
+    state.late_untold = {(run, attempt): told for run, attempt, *told in plain["late_untold"]}
     state.counters = plain["counters"]
     try:
         for some in plain["runs"]:
@@ -125,6 +143,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.number,
         "started_us": attempt.started_us,
         **{name: getattr(attempt, name) for name in _ATTEMPT},
+        "parked": sorted(attempt.parked),
         "refused_told": attempt.refused_told,
         "crowded_told": attempt.crowded_told,
         "series": attempt.series.dump(),
@@ -141,6 +160,7 @@ def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories
     attempt = Attempt(plain["number"], plain["started_us"], detection, config)
     for name in (*_ATTEMPT, "refused_told", "crowded_told"):
         setattr(attempt, name, plain[name])
+    attempt.parked = set(plain["parked"])
     attempt.series.restore(plain["series"])
     attempt.missing = MissingNotes()
     attempt.missing.restore(plain["missing"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Protocol
 
-from driftline.config import Axis
+from driftline.config import Axis, PipelineConfig
 from driftline.events import AlertState, Checkpoint, Severity
 
 
@@ -129,3 +129,11 @@ class TriggerState(Protocol):
         ...
 
     def dump(self) -> Any: ...
+
+
+class Factories(Protocol):
+    """Makes detectors and triggers of a run."""
+
+    def detection(self, config: PipelineConfig, dumped: object | None = None) -> Detection: ...
+
+    def triggers(self, config: PipelineConfig, dumped: object | None = None) -> TriggerState: ...

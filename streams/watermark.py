@@ -65,6 +65,18 @@ class Watermark:
         """The process no longer holds the watermark."""
         self._hold(process, _FREE)
 
+    def forget(self, process: int) -> None:
+        """As if it had never used the axis."""
+        self.release(process)
+        self.first[process] = self.newest[process] = None
+
+    def renumber(self, kept: list[int]) -> None:
+        """Keeps these processes, in this order; the others do not hold the watermark."""
+        self.first = [self.first[at] for at in kept]
+        self.newest = [self.newest[at] for at in kept]
+        self.moved_us = [self.moved_us[at] for at in kept]
+        self._held = [self._held[at] for at in kept]
+
     def _hold(self, process: int, position: int) -> None:
         before = self._held[process]
         if before == position:

@@ -83,13 +83,15 @@ class Process:
     def __init__(self, attempt: int, rank: int | None, now: int) -> None:
         self.attempt, self.rank, self.seen = attempt, rank, now
         self.role, self.host, self.seq = "trainer", "", -1
-        self.ended = self.idle = False
+        self.started: int | None = None
+        self.ended = self.idle = self.parked = self.stray = False
 
 
 class Attempt:
     def __init__(self, config: PipelineConfig, now: int) -> None:
         self.started, self.world, self.world_role, self.finished = now, None, "", False
         self.rewound: int | None = None
+        self.gone = False
         self.seats: dict[str, str] = {}
         self.members: list[str] = []
         self.left: set[str] = set()
@@ -110,10 +112,17 @@ class Naive:
         self.attempts = [Attempt(config, now)]
         self.processes: dict[str, Process] = {}
         self.rows: list[Row] = []
+        self.last = now
+        self.dormant = False
 
     # --- records -------------------------------------------------------------------------------------------
 
     def take(self, content: Any, reference: int) -> None:
+        known = self.processes.get(content.process)
+        if self.dormant:
+            if known is not None and content.seq <= known.seq:
+                return
+            self.dormant, self.last = False, self.now
         if isinstance(content, events.ProcessStarted):
             self.started(content)
             return
@@ -127,6 +136,8 @@ class Naive:
             return
         process.seq = content.seq
         self.lives(content.process)
+        if process.parked:
+            return
         attempt = self.attempts[process.attempt]
         if isinstance(content, frames.Frame):
             if len(content.metric):
@@ -147,6 +158,10 @@ class Naive:
         elif isinstance(content, events.RunRewound):
             self.rewound(content, process)
 
+    def repeats(self, content: Any) -> bool:
+        known = self.processes.get(content.process)
+        return known is not None and bool(content.seq <= known.seq)
+
     def join(self, name: str, attempt: int, rank: int | None) -> Process:
         process = self.processes[name] = Process(attempt, rank, self.now)
         self.attempts[attempt].members.append(name)
@@ -157,8 +172,16 @@ class Naive:
 
     def lives(self, name: str) -> None:
         process = self.processes[name]
-        process.seen, process.idle, process.ended = max(process.seen, self.now), False, False
+        process.seen, process.idle = max(process.seen, self.now), False
+        self.last = max(self.last, self.now)
         attempt = self.attempts[process.attempt]
+        if process.parked:
+            if attempt.gone or process.stray:
+                return
+            process.parked = False
+            for axis in attempt.axes.values():
+                axis.moved[name] = self.now
+        process.ended = False
         attempt.left.discard(name)
         attempt.finished = False
 
@@ -174,16 +197,45 @@ class Naive:
         if event.parent in self.processes:
             number = self.processes[event.parent].attempt
         seat = None if event.parent or event.rank is None else f"{event.role}/{event.rank}"
-        if seat is not None and self.attempts[number].seats.get(seat, event.process) != event.process:
-            self.attempts.append(Attempt(self.config, self.now))
-            number = len(self.attempts) - 1
+        found = self.home(event, number, seat)
+        if found is None:
+            process = Process(max(0, len(self.attempts) - 2), event.rank, self.now)
+            self.processes[event.process] = process
+            process.role, process.host, process.seq = event.role, event.host, event.seq
+            process.started, process.parked, process.stray = event.time_us, True, True
+            self.last = max(self.last, self.now)
+            return
+        number = found
         process = self.join(event.process, number, event.rank)
         process.role, process.host, process.seq = event.role, event.host, event.seq
+        process.started = event.time_us
+        self.last = max(self.last, self.now)
         if seat is not None:
             attempt = self.attempts[number]
             attempt.seats[seat] = event.process
             if attempt.world is None and event.world_size is not None:
                 attempt.world, attempt.world_role = event.world_size, event.role
+
+    def home(self, event: events.ProcessStarted, number: int, seat: str | None) -> int | None:
+        """The attempt of a new process, None for one of an older launch that is heard of only now."""
+        if event.parent in self.processes:
+            parent = self.processes[event.parent]
+            gone = self.attempts[parent.attempt].gone
+            return None if parent.stray else len(self.attempts) - 1 if gone else number
+        slack = self.config.start_grace_us
+        for at in range(len(self.attempts) - 1, -1, -1):
+            if self.attempts[at].gone:
+                continue
+            holder = self.processes.get(self.attempts[at].seats.get(seat or "", ""))
+            if seat not in self.attempts[at].seats or self.attempts[at].seats[seat] == event.process:
+                return at
+            late = event.time_us < self.now - slack
+            if not (late and holder and holder.started and event.time_us < holder.started - slack):
+                if at < len(self.attempts) - 1:
+                    return None
+                self.attempts.append(Attempt(self.config, self.now))
+                return at + 1
+        return None
 
     def rewound(self, event: events.RunRewound, process: Process) -> None:
         if not (process.attempt < len(self.attempts) - 1 and self.attempts[-1].rewound == event.step):
@@ -262,6 +314,9 @@ class Naive:
     # --- time ----------------------------------------------------------------------------------------------
 
     def tick(self, now: int, hole: int) -> None:
+        if self.dormant:
+            return
+        self.last = min(self.now, self.last + hole)
         for process in self.processes.values():
             process.seen = min(self.now, process.seen + hole) if hole else process.seen
         for attempt in self.attempts:
@@ -269,7 +324,7 @@ class Naive:
                 if hole:
                     axis.moved = {name: min(self.now, at + hole) for name, at in axis.moved.items()}
         for name, process in self.processes.items():
-            if process.ended:
+            if process.ended or process.parked:
                 continue
             silent = now - process.seen > self.config.idle_us
             process.idle = process.idle or silent
@@ -277,8 +332,49 @@ class Naive:
                 if silent or now - axis.moved[name] > self.config.idle_us:
                     axis.holding[name] = False
         for attempt in self.attempts:
-            if not self.over(attempt):
+            if not attempt.gone and not self.over(attempt):
                 self.move(attempt)
+        self.expire()
+
+    def expire(self) -> None:
+        """Processes, then attempts, then the whole run are let go; what they were is remembered."""
+        limit = self.config.expire_us
+        if self.now - self.last > limit:
+            for attempt in self.attempts:
+                if not attempt.gone and not attempt.finished:
+                    self.finish(attempt)
+                attempt.gone = attempt is not self.attempts[-1]
+            for name in self.processes:
+                self.park(name)
+            self.dormant = True
+            return
+        old = [
+            name
+            for name, p in self.processes.items()
+            if not p.parked and (p.ended or p.idle) and self.now - p.seen > limit
+        ]
+        for name in old:
+            self.park(name)
+        there = [attempt for attempt in self.attempts if not attempt.gone]
+        homes = {p.attempt for p in self.processes.values() if not p.parked}
+        for number, attempt in enumerate(self.attempts[:-1]):
+            if attempt.gone or number in homes or (not old and len(there) <= 2):
+                continue
+            if old or (attempt.finished and number < len(self.attempts) - 2):
+                if not attempt.finished:
+                    self.finish(attempt)
+                attempt.gone = True
+
+    def park(self, name: str) -> None:
+        process = self.processes[name]
+        process.parked = process.idle = True
+        attempt = self.attempts[process.attempt]
+        self.leave(attempt, name)
+        for part in attempt.part.values():
+            part.discard(name)
+        for axis in attempt.axes.values():
+            axis.first.pop(name, None)
+            axis.newest.pop(name, None)
 
     def move(self, attempt: Attempt) -> None:
         for axis in attempt.axes.values():
@@ -297,12 +393,15 @@ class Naive:
             away = self.attempts[process.attempt] is not attempt
             if not (name in attempt.left or process.idle or away):
                 return False
+        self.finish(attempt)
+        return True
+
+    def finish(self, attempt: Attempt) -> None:
         attempt.finished = True
         for axis in attempt.axes.values():
             open_panes = [pane for pane, _, _ in axis.cells if pane >= axis.closed]
             axis.closed = max([axis.closed, *(pane + 1 for pane in open_panes)])
             self.windows(attempt, axis, None)
-        return True
 
     def windows(self, attempt: Attempt, axis: Axis, until: int | None) -> None:
         """All windows that end after those that are out, up to ``until``, with a sample in closed panes."""
@@ -435,7 +534,10 @@ def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row
             if content.run not in runs:
                 start = now if last_tick is None else max(now, last_tick)
                 runs[content.run] = Naive(content.run, config, start)
-            runs[content.run].now = max(runs[content.run].now, now)
+            one = runs[content.run]
+            if one.dormant and last_tick is not None and not one.repeats(content):
+                now = max(now, last_tick)
+            one.now = max(one.now, now)
             runs[content.run].take(content, time)
     return [row for each in runs.values() for row in each.rows]
 

@@ -13,10 +13,12 @@ from driftline.records import Output, OutputId, Record
 from driftline.streams.scheduler import leases
 from driftline.streams.scheduler.outbox import Outbox
 from driftline.streams.scheduler.state import (
+    ASKERS_ALL_MAX,
     ASKERS_MAX,
     EVALUATORS_MAX,
     FORMAT,
     OPEN_MAX,
+    SOURCES_MAX,
     Asker,
     Closed,
     Evaluator,
@@ -27,6 +29,7 @@ from driftline.topics import TopicName
 
 _AHEAD_US = 2_000_000
 """A record may move "now" at most so far past the last tick (brokers that ignore LogAppendTime)."""
+REASON_MAX = 2_000
 _DECODER = msgspec.msgpack.Decoder(State)
 _CONFIG = msgspec.json.Decoder(config.SchedulerConfig)
 
@@ -66,6 +69,11 @@ class Scheduler:
     def config_digest(self, state: State) -> str | None:
         """Digest of the configuration that the log last set."""
         return state.config_digest
+
+    def notices(self, state: State) -> list[str]:
+        """A configuration that was refused, and suites that nobody who is there can run."""
+        refused = [] if state.config_refused is None else [state.config_refused]
+        return refused + leases.unrunnable(state)
 
     def dump(self, state: State) -> bytes:
         """The state as MessagePack."""
@@ -159,18 +167,19 @@ def _requested(state: State, event: events.EvalRequested, out: Outbox) -> None:
         _open(state, event, asker, out)
     elif event.run in request.told or any(known.run == event.run for known in request.askers):
         state.count("requests_repeated")
-    elif len(request.askers) >= ASKERS_MAX:
+    elif len(request.askers) >= ASKERS_MAX or _askers(state) >= ASKERS_ALL_MAX:
         state.count("refused_askers")
+        why = f"{len(request.askers)} runs wait for this evaluation already, {_askers(state)} for any"
+        _answer_at_once(state, event, asker, why, out)
     else:
         request.askers.append(asker)
 
 
 def _open(state: State, event: events.EvalRequested, asker: Asker, out: Outbox) -> None:
-    if len(state.requests) >= OPEN_MAX:
+    if len(state.requests) >= OPEN_MAX or _askers(state) >= ASKERS_ALL_MAX:
         state.count("refused_full")
-        why = f"{OPEN_MAX} evaluations wait already: start more evaluators or ask for fewer"
-        full = Closed(event.suite, "", "", 0, events.EvalOutcome(status="failed", reason=why), [])
-        leases.tell(state, event.request, full, asker, out)
+        why = f"{len(state.requests)} evaluations wait already: start more evaluators or ask for fewer"
+        _answer_at_once(state, event, asker, why, out)
         return
     # A failure that another run was told is not this run's answer: its files may be there.
     failed = state.closed.pop(event.request, None)
@@ -178,6 +187,16 @@ def _open(state: State, event: events.EvalRequested, asker: Asker, out: Outbox) 
     state.requests[event.request] = Request(
         event.request, event.suite, [asker], state.now_us, out.offset, told=told
     )
+
+
+def _askers(state: State) -> int:
+    return sum(len(request.askers) for request in state.requests.values())
+
+
+def _answer_at_once(state: State, event: events.EvalRequested, asker: Asker, why: str, out: Outbox) -> None:
+    """Nothing is forgotten: what is beyond a bound fails, with the reason."""
+    full = Closed(event.suite, "", "", 0, events.EvalOutcome(status="failed", reason=why), [])
+    leases.tell(state, event.request, full, asker, out)
 
 
 def _seen_before(state: State, id_: str) -> bool:
@@ -189,7 +208,10 @@ def _seen_before(state: State, id_: str) -> bool:
     key, at = f"{source.topic_uuid}/{source.partition}", [source.offset, source.ordinal]
     if key in state.asked and at <= state.asked[key]:
         return True
+    state.asked.pop(key, None)  # who asked last comes last
     state.asked[key] = at
+    while len(state.asked) > SOURCES_MAX:
+        del state.asked[next(iter(state.asked))]
     return False
 
 
@@ -221,6 +243,8 @@ def _progress(state: State, event: events.EvalProgress) -> None:
 def _configure(state: State, event: events.ConfigChanged) -> None:
     try:
         state.config = _CONFIG.decode(event.body)
+        state.config_refused = None
     except msgspec.MsgspecError as error:
+        state.config_refused = f"configuration {event.digest} is refused: {error}"[:REASON_MAX]
         raise BadRecord(f"not a configuration of the scheduler: {error}") from error
     state.config_digest = event.digest

@@ -10,6 +10,7 @@ from driftline.events import EvalOutcome, EvalResult
 from driftline.streams.scheduler.outbox import Outbox
 from driftline.streams.scheduler.state import (
     CLOSED_MAX,
+    TOLD_MAX,
     ActiveLease,
     Asker,
     Closed,
@@ -72,6 +73,24 @@ def _choose(state: State, request: Request, idle: list[str]) -> str | None:
 
 def _can(evaluator: Evaluator, request: Request) -> bool:
     return not evaluator.suites or request.suite.name in evaluator.suites
+
+
+def unrunnable(state: State) -> list[str]:
+    """A sentence for each suite that waits while nobody who is present can run it."""
+    present = [
+        evaluator
+        for evaluator in state.evaluators.values()
+        if state.now_us - evaluator.seen_us <= state.config.present_us
+    ]
+    waiting: set[str] = set()
+    for request in state.requests.values():
+        if request.active is None and not any(_can(evaluator, request) for evaluator in present):
+            waiting.add(request.suite.name)
+    who = "no evaluator that is present runs it" if present else "no evaluator is present"
+    return [
+        f"evaluations of suite {suite} wait: {who}; start one that does (driftline evaluator)"
+        for suite in sorted(waiting)
+    ]
 
 
 def _give(state: State, request: Request, name: str, out: Outbox) -> None:
@@ -185,6 +204,7 @@ def answer(
 def tell(state: State, request: str, closed: Closed, asker: Asker, out: Outbox) -> None:
     """Copies an accepted result to the log of a run, once."""
     closed.runs.append(asker.run)
+    del closed.runs[:-TOLD_MAX]
     out.accepted(
         asker,
         request=request,

@@ -3,10 +3,14 @@
 Bounds (reaching one is counted under the name in brackets):
 
 - open requests: 2,000; a further one is answered at once with a failure that says so (``refused_full``);
-- runs that wait for one request: 1,000 (``refused_askers``);
+- runs that wait for one request: 1,000, and 20,000 for all together; a further one is answered at once as
+  well (``refused_askers``);
 - accepted results kept for runs that ask later: the newest 1,000; what is older is evaluated anew when
   asked for;
 - evaluators: 1,000; a further one gets no work until one has left (``refused_evaluators``);
+- runs that are known to have the answer of a request: the newest 1,000; an older one that asks again is told
+  again;
+- sources of requests (topic UUID and partition) whose last id is known: the 1,000 that asked last;
 - suites in the ledger: 1,000, further ones under "(other)".
 """
 
@@ -19,6 +23,9 @@ from driftline.events import Checkpoint, EvalOutcome, SuiteRef
 
 OPEN_MAX = 2_000
 ASKERS_MAX = 1_000
+ASKERS_ALL_MAX = 20_000
+TOLD_MAX = 1_000
+SOURCES_MAX = 1_000
 CLOSED_MAX = 1_000
 EVALUATORS_MAX = 1_000
 LEDGER_MAX = 1_000
@@ -109,6 +116,8 @@ class State(msgspec.Struct):
     tick_us: int | None = None
     config: SchedulerConfig = SchedulerConfig()
     config_digest: str | None = None
+    config_refused: str | None = None
+    """Why the last configuration of the log could not be used."""
     requests: dict[str, Request] = {}
     closed: dict[str, Closed] = {}
     evaluators: dict[str, Evaluator] = {}

@@ -36,6 +36,8 @@ STUCK_US = 15_000_000
 """A tick that is under way for so long tells that the broker is away."""
 TOPICS_S = 5.0
 """How often the source topic is asked for its UUID."""
+REMIND_S = 600.0
+"""A notice of the core that still holds is said again after so long."""
 STOP_S = 10.0
 """The longest that stopping waits for last snapshots, and for Faust."""
 
@@ -86,6 +88,7 @@ class Shell(Generic[S]):
         )
         self._assignments = Assignments(self._parts, self._fail)
         self._failed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._told_s: dict[str, float] = {}
         self._wire()
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None]) -> None:
@@ -162,6 +165,22 @@ class Shell(Generic[S]):
             log.info("%s", self.health.line())
             if self._assignments.stuck_us() > STUCK_US:
                 log.warning("the broker takes no records; waiting for it")
+            self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        """What the core wants read: at once when it is new, then every ten minutes."""
+        now_s = asyncio.get_running_loop().time()
+        found: dict[str, float] = {}
+        for _, task in sorted(self._assignments.tasks.items()):
+            if task.cursor is None:
+                continue
+            for notice in self._parts.core.notices(task.cursor.state):
+                found[notice] = self._told_s.get(notice, -REMIND_S)
+        for notice, told_s in found.items():
+            if now_s - told_s >= REMIND_S:
+                log.warning("%s", notice)
+                found[notice] = now_s
+        self._told_s = found
 
     def _measure_lag(self) -> None:
         for partition, task in self._assignments.tasks.items():

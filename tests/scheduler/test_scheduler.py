@@ -325,3 +325,56 @@ def test_what_is_not_its_state_is_refused(desk):
     later.format = state.FORMAT + 1
     with pytest.raises(BadData, match="update driftline"):
         core.load(core.dump(later))
+
+
+def test_a_suite_that_nobody_present_runs_is_said_in_the_log(desk):
+    """It waits, and who runs the scheduler is told which evaluator is missing."""
+    one = desk(present_us=15_000_000)
+    one.ask("a", suite="code")
+    (said,) = one.core.notices(one.state)
+    assert said.startswith("evaluations of suite code wait: no evaluator is present")
+    one.present("e1", suites=("sums",))
+    assert "no evaluator that is present runs it" in one.core.notices(one.state)[0]
+    one.present("e2", suites=("code",))
+    assert one.core.notices(one.state) == []
+
+
+def test_a_refused_configuration_is_said_until_a_good_one_comes(desk):
+    one = desk()
+    wrong = b'{"kind":"config_changed","v":1,"worker":"w","time_us":0,"digest":"d1","body":{"retris":1}}'
+    one.send(wrong)
+    assert "configuration d1 is refused" in one.core.notices(one.state)[0]
+    one.send(wrong.replace(b'{"retris":1}', b'{"retries":1}'))
+    assert one.core.notices(one.state) == []
+
+
+def test_a_run_beyond_the_bound_on_askers_is_answered_at_once(desk, accepted, monkeypatch):
+    """It is not forgotten: it gets a failure that says why."""
+    monkeypatch.setattr("driftline.streams.scheduler.core.ASKERS_MAX", 2)
+    one = desk()
+    said = [accepted(one.ask("a", f"run{number}")) for number in range(3)]
+    assert said == [[], [], [("run2", "a", "failed")]]
+    monkeypatch.setattr("driftline.streams.scheduler.core.ASKERS_ALL_MAX", 2)
+    assert accepted(one.ask("b", "run9")) == [("run9", "b", "failed")]
+    assert one.state.counters["refused_askers"] == 1
+    assert one.state.counters["refused_full"] == 1
+
+
+def test_what_is_remembered_of_askers_and_sources_is_bounded(desk, lease_of, accepted, monkeypatch):
+    """Years of runs and of topics made again: the state keeps the newest of each."""
+    monkeypatch.setattr("driftline.streams.scheduler.leases.TOLD_MAX", 5)
+    monkeypatch.setattr("driftline.streams.scheduler.core.SOURCES_MAX", 3)
+    one = desk()
+    one.present("e1")
+    one.result(lease_of(one.ask("a", "run0")))
+    for number in range(20):
+        one.ask("a", f"run{number}", id=f"topic{number}/0/1/0")
+    assert one.state.closed["a"].runs == [f"run{number}" for number in range(15, 20)]
+    assert list(one.state.asked) == ["topic17/0", "topic18/0", "topic19/0"]
+    one.present("e1")
+    for number in range(20):
+        lease = lease_of(one.ask("f", f"run{number}", id="by hand"))
+        one.result(lease, "gone")
+        one.present("e1")
+    assert len(one.state.closed["f"].runs) <= 5
+    assert one.ask("a", "run19", id="topic19/0/1/0") == []

@@ -51,6 +51,9 @@ class ToyCore:
         digest: str | None = state["config"]
         return digest
 
+    def notices(self, state: dict[str, Any]) -> list[str]:
+        return []
+
     def dump(self, state: dict[str, Any]) -> bytes:
         return json.dumps(state).encode()
 

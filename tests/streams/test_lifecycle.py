@@ -317,3 +317,12 @@ def test_a_record_of_a_newer_kind_is_no_lost_record(log) -> None:
     assert log.facts("gap") == []
     assert log.state.counters["unknown"] == 2
     assert log.state.counters["duplicates"] == 1
+
+
+def test_a_refused_configuration_is_for_the_workers_log_until_a_good_one_comes(log) -> None:
+    log.configure(PipelineConfig(windows=[WindowSpec("step", 0, 1)]))
+    (notice,) = log.pipeline.notices(log.pipeline.load(log.pipeline.dump(log.state)))
+    assert "is refused" in notice
+    assert "windows" in notice
+    log.configure(STEPS)
+    assert log.pipeline.notices(log.state) == []
