@@ -41,7 +41,7 @@ MAX_UNTOLD = 1_000
 
 
 def remember(state: PartitionState, run: Run) -> None:
-    """Keeps what matters of a run that expires; all its attempts are finished."""
+    """Keeps what matters of a run that expires; all its attempts are finished. Call :func:`forget` then."""
     attempt = run.attempt
     state.remembered[run.name] = Remembered(
         seen_us=run.last_us,
@@ -57,7 +57,6 @@ def remember(state: PartitionState, run: Run) -> None:
             for p in run.processes.values()
         },
     )
-    forget(state, run.now_us)
 
 
 def revive(state: PartitionState, name: str, now_us: int, make: Factories) -> Run | None:
@@ -95,7 +94,7 @@ def revive(state: PartitionState, name: str, now_us: int, make: Factories) -> Ru
 
 
 def forget(state: PartitionState, now_us: int) -> None:
-    """Lets go of what is beyond the bounds, the first to expire first."""
+    """At a tick: lets go of what is beyond the bounds, the first to expire first."""
     places = sum(len(known.processes) for known in state.remembered.values())
     for name, known in list(state.remembered.items()):
         within = len(state.remembered) <= MAX_REMEMBERED and places <= MAX_PLACES
