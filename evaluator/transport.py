@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from driftline import handshake
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import BadRecord, Unavailable
@@ -65,7 +66,7 @@ class KafkaTransport:
         ensure_topics(settings)
         self._settings = settings
         self._partitions: dict[str, int] = {}
-        common: dict[str, Any] = kafka_python(settings) | {
+        common: dict[str, Any] = kafka_python(handshake.let_in(settings)) | {
             "client_id": client_id,
             "allow_auto_create_topics": False,
             "bootstrap_timeout_ms": 5_000,

@@ -71,13 +71,13 @@ class KafkaTransport:
         )
 
     def _connect(self, timeout_ms: int) -> None:
-        handshake.check(self._settings, timeout_s=min(_PROBE_S, timeout_ms / 1000))
+        reached = handshake.let_in(self._settings, timeout_s=min(_PROBE_S, timeout_ms / 1000))
         import kafka  # 0.5 s, so only on the SDK's thread
 
         _quieten()
         try:
             self._producer = kafka.KafkaProducer(
-                **kafka_python(self._settings),
+                **kafka_python(reached),
                 client_id="driftline-sdk",
                 acks="all",
                 enable_idempotence=True,

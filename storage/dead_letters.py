@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kafka import KafkaProducer
 
-from driftline import events
+from driftline import events, handshake
 from driftline.clock import Clock
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.storage.core import Letter
@@ -29,7 +29,7 @@ class DeadLetters:
             allow_auto_create_topics=False,
             bootstrap_timeout_ms=5_000,
             max_block_ms=10_000,
-            **kafka_python(self._kafka),
+            **kafka_python(handshake.let_in(self._kafka)),
         )
         try:
             topic = self._kafka.topics["dead-letter"]

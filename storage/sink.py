@@ -35,7 +35,7 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
-from driftline import admin
+from driftline import admin, handshake
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.connection import kafka_python
 from driftline.errors import BadData, Refused, SettingsError, Unavailable
@@ -198,7 +198,7 @@ class Sink:
             fetch_max_wait_ms=_POLL_MS,
             max_partition_fetch_bytes=8 * 1024 * 1024,
             bootstrap_timeout_ms=5_000,
-            **kafka_python(self._kafka),
+            **kafka_python(handshake.let_in(self._kafka)),
             **options,
         )
         try:

@@ -39,13 +39,13 @@ def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
 
 def connect(settings: KafkaSettings) -> KafkaAdminClient:
     """An admin client. Raises Unavailable if no broker answers, Refused if it does not let us in."""
-    handshake.check(settings)
+    reached = handshake.let_in(settings)
     try:
         return KafkaAdminClient(
             client_id=CLIENT_ID,
             request_timeout_ms=15_000,
             bootstrap_timeout_ms=3_000,
-            **kafka_python(settings),
+            **kafka_python(reached),
         )
     except KafkaError as error:
         raise handshake.refusal(settings) or no_broker(settings, error) from error

@@ -17,8 +17,10 @@ import struct
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from driftline.connection import KafkaSettings, ssl_context
-from driftline.errors import Refused
+from driftline.errors import Refused, Unavailable
 
 TIMEOUT_S = 3.0
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
@@ -33,15 +35,31 @@ class _Hung(OSError):
     """The other side ended the connection, or said something that is not Kafka."""
 
 
-def check(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> None:
-    """Before a client connects by TLS or with a login: raises Refused if it would not be let in.
+def let_in(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> KafkaSettings:
+    """Before a client connects by TLS or with a login: the settings, with only a server that answers.
 
-    Without either nothing is asked: there a failed client asks :func:`refusal`.
+    kafka-python begins with any of the servers, and waits for ever for a TLS handshake that one of them does
+    not answer (a frozen broker, a dead host behind a proxy). Without TLS and login nothing is asked: there a
+    client's own time limits hold, and one that failed asks :func:`refusal`.
+
+    Raises:
+        Refused: none lets us in, for the reason that one of them gave.
+        Unavailable: none answers.
     """
     if settings.security_protocol == "PLAINTEXT":
-        return
-    if (found := refusal(settings, timeout_s=timeout_s)) is not None:
-        raise found
+        return settings
+    refused: Refused | None = None
+    silent: list[str] = []
+    for server, error in _greetings(settings, timeout_s):
+        if error is None:
+            return msgspec.structs.replace(settings, bootstrap=server)
+        if isinstance(error, Refused):
+            refused = refused or error
+        else:
+            silent.append(f"{server}: {error or type(error).__name__}")
+    raise refused or Unavailable(
+        f"no broker answers: {'; '.join(silent)} (DRIFTLINE_BOOTSTRAP or --bootstrap names another one)"
+    )
 
 
 def refusal(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> Refused | None:
@@ -50,19 +68,28 @@ def refusal(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> Refused
     Takes at most about ``timeout_s``, however many servers there are.
     """
     found: Refused | None = None
-    end_s = time.monotonic() + timeout_s
-    for server in settings.servers:
-        if time.monotonic() >= end_s:
-            break
-        try:
-            _greet(settings, server, end_s)
-        except Refused as error:
-            found = found or error
-        except (OSError, ValueError, LookupError, ImportError, struct.error):
-            continue  # not there, not Kafka, or a kafka-python that keeps its logins elsewhere
-        else:
+    for _, error in _greetings(settings, timeout_s):
+        if error is None:
             return None
+        if isinstance(error, Refused):
+            found = found or error
     return found
+
+
+def _greetings(settings: KafkaSettings, timeout_s: float) -> Iterator[tuple[str, Exception | None]]:
+    """Each server, and what it answered; those that come later get an equal part of the time."""
+    end_s = time.monotonic() + timeout_s
+    servers = settings.servers
+    for at, server in enumerate(servers):
+        now_s = time.monotonic()
+        try:
+            _greet(settings, server, now_s + max(0.05, (end_s - now_s) / (len(servers) - at)))
+        except (Refused, OSError, ValueError, LookupError, struct.error) as error:
+            yield server, error  # refused, not there, or not Kafka
+        except ImportError:  # a kafka-python that keeps its logins elsewhere: let it try by itself
+            yield server, None
+        else:
+            yield server, None
 
 
 def _greet(settings: KafkaSettings, server: str, end_s: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from driftline import handshake
 from driftline.admin import is_embedded, no_broker, offsets
 from driftline.cli.watch_state import WATCHED, WatchState
 from driftline.connection import KafkaSettings, kafka_python
@@ -45,7 +46,7 @@ class Feed:
         self._embedded = is_embedded(settings)
         try:
             self._consumer = KafkaConsumer(
-                **kafka_python(settings),
+                **kafka_python(handshake.let_in(settings)),
                 client_id="driftline-watch",
                 group_id=None,
                 enable_auto_commit=False,
