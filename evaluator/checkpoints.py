@@ -2,9 +2,13 @@
 
 Whole means: every file of the event's manifest has its size; every shard that the index names is there, no
 shard is cut (header length = file size) and holds the tensors that the index says; nothing still carries a
-temporary name. Otherwise the last look says why: "gone" (nothing there), "incomplete" (something missing or
-cut), "unreadable" (there, but not what it should be). A URI comes off the wire: it must be an absolute path,
-names from manifest and index must stay inside the folder, and nothing is ever unpickled or executed.
+temporary name; the sampled digest is the announced one, so nobody wrote to the files since. Otherwise the
+last look says why: "gone" (nothing there), "incomplete" (something missing or cut), "unreadable" (there,
+but not what it should be). A URI comes off the wire: it must be an absolute path, names from manifest and
+index must stay inside the folder, and nothing is ever unpickled or executed.
+
+A checkpoint lies in up to two places: the copy that the SDK made of links, which outlives the trainer's
+rotation, and where the trainer saved it, which outlives the copy. The first that is whole is used.
 
 :func:`look` reads the disk once; :func:`decide` is pure; :func:`wait_until_whole` joins them.
 """
@@ -21,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from driftline.checkpoint_files import SAMPLING, list_files, sampled_digest
 from driftline.clock import Clock
 from driftline.errors import BadData
 from driftline.evaluator.safetensors_header import Cut, Header, check_regular, read_header
@@ -42,6 +47,8 @@ class Look(NamedTuple):
     state: Literal["whole", "incomplete", "gone", "unreadable"]
     reason: str = ""
     weights: tuple[Path, ...] = ()
+    path: Path | None = None
+    """Where the weights lie."""
     final: bool = False
     """Waiting cannot change it."""
 
@@ -139,15 +146,28 @@ def path_of(uri: str) -> Path:
 
 
 def look(checkpoint: Checkpoint) -> Look:
-    """One look at the disk."""
+    """One look at the disk, at the copy first."""
     if checkpoint.format != "safetensors":
         return Look(
             "unreadable",
             f"format {checkpoint.format!r} is not read: save the weights as safetensors",
             final=True,
         )
+    copy = _look_in(checkpoint.copy, checkpoint) if checkpoint.copy else None
+    if copy is not None and copy.state == "whole":
+        return copy
+    saved = _look_in(checkpoint.uri, checkpoint)
+    return copy if copy is not None and saved.state == "gone" and copy.state != "gone" else saved
+
+
+def is_there(checkpoint: Checkpoint) -> bool:
+    """Whether anything is left in one of its places."""
+    return any(_look_in(uri, checkpoint).state != "gone" for uri in (checkpoint.copy, checkpoint.uri) if uri)
+
+
+def _look_in(uri: str, checkpoint: Checkpoint) -> Look:
     try:
-        path = path_of(checkpoint.uri)
+        path = path_of(uri)
         _check_manifest(checkpoint.files)
     except BadData as error:
         return Look("unreadable", str(error), final=True)
@@ -188,7 +208,8 @@ def wait_until_whole(
         waited_us = clock.steady_us() - began_us
         match decide(seen, waited_us=waited_us, wait_us=wait_us):
             case "use":
-                return Found(CheckpointFolder(path_of(checkpoint.uri), seen.weights, checkpoint), waited_us)
+                assert seen.path is not None
+                return Found(CheckpointFolder(seen.path, seen.weights, checkpoint), waited_us)
             case "give up":
                 assert seen.state != "whole"
                 waited = "" if seen.final else f" (waited {waited_us / 1e6:.1f} s)"
@@ -224,13 +245,17 @@ def _look_at(path: Path, checkpoint: Checkpoint) -> Look:
     if not path.exists():
         return _absent(path)
     if path.is_dir():
-        _match_manifest(path, checkpoint.files)
-        return _whole(_weights_of(path, {entry.path for entry in checkpoint.files}))
+        files = _files_of(path, checkpoint)
+        weights = _weights_of(path, {entry.path for entry in files})
+        _check_digest(path, files, checkpoint)
+        return _whole(path, weights)
     if path.suffix != ".safetensors":
         raise BadData(f"{path.name} is no safetensors file: save the weights as safetensors")
-    _match_manifest(path.parent, [entry for entry in checkpoint.files if entry.path == path.name])
+    files = [entry for entry in checkpoint.files if entry.path == path.name]
+    _match_manifest(path.parent, files)
     read_header(path)
-    return _whole([path])
+    _check_digest(path, files, checkpoint)
+    return _whole(path, [path])
 
 
 def _absent(path: Path) -> Look:
@@ -242,8 +267,30 @@ def _absent(path: Path) -> Look:
     return Look("gone", f"{path} is not there: deleted, or on a disk that this evaluator does not see")
 
 
-def _whole(weights: Sequence[Path]) -> Look:
-    return Look("whole", weights=tuple(sorted(weights)))
+def _whole(path: Path, weights: Sequence[Path]) -> Look:
+    return Look("whole", weights=tuple(sorted(weights)), path=path)
+
+
+def _files_of(path: Path, checkpoint: Checkpoint) -> list[FileEntry]:
+    """The files as announced, each with its size there; listed anew where the list was too long to travel."""
+    if not checkpoint.count:
+        _match_manifest(path, checkpoint.files)
+        return checkpoint.files
+    files = list_files(str(path))
+    size = sum(entry.size for entry in files)
+    announced = f"{checkpoint.count} files of {checkpoint.size} bytes were announced"
+    if len(files) < checkpoint.count or size < (checkpoint.size or 0):
+        raise _Missing(f"{path.name} has {len(files)} files of {size} bytes, {announced}")
+    return files
+
+
+def _check_digest(path: Path, files: list[FileEntry], checkpoint: Checkpoint) -> None:
+    """Raises BadData when the content is not the announced one, as far as the event says how to tell."""
+    if checkpoint.sampling == SAMPLING and files and sampled_digest(str(path), files) != checkpoint.digest:
+        raise BadData(
+            f"{path.name} is not what was announced: it was written to after run.checkpoint(); save each "
+            "checkpoint to a place of its own"
+        )
 
 
 def _match_manifest(folder: Path, files: Sequence[FileEntry]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from driftline.clock import Clock
 from driftline.errors import BadData, SettingsError
 from driftline.evaluator import suites
-from driftline.evaluator.checkpoints import Changed, Found, NotWhole, path_of, wait_until_whole
+from driftline.evaluator.checkpoints import Changed, Found, NotWhole, is_there, wait_until_whole
 from driftline.evaluator.desk import Stopped
 from driftline.evaluator.evaluation import Evaluation, Progress, evaluate
 from driftline.evaluator.metrics import ItemOutcome
@@ -93,7 +93,7 @@ class Runner:
             timing.waited_us = timing.elapsed_us()
             return _without_numbers(error.status, error.reason, timing, loaded)
         except Changed as error:
-            status: EvalStatus = "incomplete" if path_of(checkpoint.uri).exists() else "gone"
+            status: EvalStatus = "incomplete" if is_there(checkpoint) else "gone"
             return _without_numbers(status, str(error), timing, loaded)
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- suite code may raise anything
             return _without_numbers(*_blame(error), timing, loaded)

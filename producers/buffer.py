@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from driftline.producers.cutting import renumbered
 from driftline.producers.spool import Spool, Waiting
 
 EVENT_RESERVE_BYTES = 2 * 1024 * 1024
@@ -145,6 +146,32 @@ class Outbox:
         if seq < self._cursor:
             self.in_flight_bytes = max(0, self.in_flight_bytes - size)
         return samples
+
+    def size_of(self, seq: int) -> int | None:
+        """Bytes of a record that waits. Raises Unavailable if it is on a disk that cannot be read now."""
+        record = self._memory.get(seq)
+        if record is None and self._spool is not None:
+            record = self._spool.find(seq)
+        return None if record is None else len(record.payload)
+
+    def cut(self, seq: int, limit_bytes: int) -> int:
+        """Cuts what waits from record ``seq`` on to records of ``limit_bytes``, numbered anew from there on.
+
+        For a record that the broker refused because of its size, while it has none of those behind it.
+        Returns how many records more it is then; 0 if nothing was done, since some of them are on disk,
+        where they keep their numbers. Raises BadRecord for what is no record of an SDK process.
+        """
+        waiting = [record for record in self._memory.values() if record.seq >= seq]
+        if (self._spool and len(self._spool)) or len(waiting) != self.next_seq - seq:
+            return 0
+        made = renumbered(waiting, limit_bytes)
+        for record in waiting:
+            self._let_go(record)
+        for record in made:
+            self._keep(record)
+        self._cursor, self._sent_below = min(self._cursor, seq), min(self._sent_below, seq)
+        self.in_flight_bytes = 0
+        return len(made) - len(waiting)
 
     def broker_away(self) -> None:
         """What waits, and what comes, goes to disk, as far as there is one with room."""

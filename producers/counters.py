@@ -22,7 +22,6 @@ COUNTERS: dict[str, str] = {
     "dropped_spool": "samples that came back damaged from the spool, or not at all",
     "dropped_end": "samples that neither the broker nor the disk had taken when the process ended",
     "dropped_finished": "samples logged after `finish`",
-    "dropped_forked": "samples logged in a forked child, which this version does not send",
     "dropped_device": "samples on a device that did not arrive before the end",
     "dropped_error": "samples lost to an error inside the SDK",
     "refused_text": 'values refused: text, also "nan"',
@@ -55,6 +54,9 @@ COUNTERS: dict[str, str] = {
     "spool_damaged": "places at which the spool of a dead process was damaged",
     "checkpoints_saved": "checkpoints announced",
     "checkpoints_refused": "checkpoints that could not be announced (missing, unreadable, not local)",
+    "checkpoints_protected": "announced checkpoints whose files are kept from the trainer's rotation",
+    "checkpoints_unprotected": "announced checkpoints whose files could not be kept",
+    "checkpoints_released": "kept checkpoints that were removed: too old, too many, too large",
     "host_unsupported": "host readings that this machine does not offer (absent, never 0)",
     "errors": "errors inside the SDK, contained",
 }
@@ -76,6 +78,7 @@ EXCEPTIONAL = frozenset(
         "spool_refused",
         "spool_damaged",
         "checkpoints_refused",
+        "checkpoints_unprotected",
         "host_unsupported",
         "errors",
     )

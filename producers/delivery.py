@@ -19,10 +19,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from driftline.clock import Clock
-from driftline.errors import Refused, Unavailable
+from driftline.errors import BadRecord, Refused, Unavailable
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.transport import Outcome, Transport
+from driftline.topics import MAX_FRAME_BYTES
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """Handed to the transport and not acknowledged; the client holds a copy of these."""
@@ -35,6 +36,8 @@ LOSS_PAUSE_US_MAX = 16_000_000
 SILENCE_US = 1_000_000
 """Records are on their way and none was acknowledged for so long: the broker is away."""
 REFUSALS_MAX = 3
+RECORD_BYTES_MIN = 4 * 1024
+"""Records are not cut below this because of the topic's limit."""
 _LANE_BITS = 48
 """A record is known to the transport by its lane and its number in it; ours is lane 0."""
 
@@ -73,6 +76,8 @@ class Delivery:
         self.trouble = ""
         """Why the last attempt to connect or to send failed."""
         self._refusals: dict[int, int] = {}
+        self.record_bytes_max = MAX_FRAME_BYTES
+        """What the topic is thought to take; smaller after each refusal because of the size."""
 
     @property
     def idle(self) -> bool:
@@ -117,7 +122,9 @@ class Delivery:
                     return
                 self._transport.send(number << _LANE_BITS | record.seq, record.payload)
             except Unavailable as error:
-                self._lost(str(error))
+                self._hear()  # what was refused behind its back says more
+                if self._connected:
+                    self._lost(str(error))
                 return
             self._counters.add("records_sent")
 
@@ -155,18 +162,21 @@ class Delivery:
             lane.outbox.back()
 
     def _hear(self) -> None:
-        failure = ""
+        failure, cut = "", False
         for outcome in self._transport.outcomes():
             if outcome.error is not None:
                 failure = failure or outcome.error
-                self._failed(outcome)
+                cut = cut or self._failed(outcome)
                 continue
             self._losses, self._away, self._heard_us = 0, False, self._clock.steady_us()
             lane, samples = self._acknowledge(outcome.seq)
             if lane is not None:
                 self._counters.add("records_acknowledged")
                 self._counters.add(lane.delivered, samples)
-        if failure:
+        if cut:
+            self._close()
+            self._try_open_us = 0
+        elif failure:
             self._lost(failure)
 
     def _acknowledge(self, token: int) -> tuple[_Lane | None, int]:
@@ -175,14 +185,19 @@ class Delivery:
         samples = lane.outbox.acknowledge(token & (1 << _LANE_BITS) - 1) if lane else None
         return (None, 0) if samples is None else (lane, samples)
 
-    def _failed(self, outcome: Outcome) -> None:
-        """A record that the broker never takes is given up after a few tries, so that the others go on."""
+    def _failed(self, outcome: Outcome) -> bool:
+        """A record that the broker never takes is given up after a few tries, so that the others go on.
+
+        True if it was cut into smaller ones instead.
+        """
         self._counters.add("send_failures")
         if not outcome.final:
-            return
+            return False
+        if outcome.too_large and self._cut(outcome):
+            return True
         tries = self._refusals[outcome.seq] = self._refusals.get(outcome.seq, 0) + 1
         if tries < REFUSALS_MAX:
-            return
+            return False
         del self._refusals[outcome.seq]
         lane, samples = self._acknowledge(outcome.seq)
         if lane is not None:
@@ -192,16 +207,41 @@ class Delivery:
                 ("refused", str(outcome.error)[:60]),
                 f"the broker refuses a record for good: {outcome.error}",
             )
+        return False
+
+    def _cut(self, outcome: Outcome) -> bool:
+        """A record that is too large for the topic goes in parts; so do those that follow."""
+        size = None if outcome.seq >> _LANE_BITS else self._outbox.size_of(outcome.seq)
+        if size is None:
+            return False  # of a dead process, which gives no new numbers
+        self.record_bytes_max = min(self.record_bytes_max, max(RECORD_BYTES_MIN, size // 2))
+        try:
+            more = self._outbox.cut(outcome.seq, self.record_bytes_max)
+        except BadRecord:
+            more = 0
+        if not more and self._outbox.size_of(outcome.seq) == size:
+            return False
+        self._refusals.clear()
+        self._counters.add("frames_split", more)
+        self._notes.once(
+            "too large",
+            f"the topic takes no record of {size} bytes ({outcome.error}): it goes in parts, as do others of "
+            "its size; raise the topic's max.message.bytes to 1048576",
+        )
+        return True
 
     def _lost(self, why: str) -> None:
         """Gives the connection up; another one will send from the first unacknowledged record."""
-        self._connected = False
         self._away = True
         self.trouble = why
-        self._transport.close(timeout_us=0)
+        self._close()
         self._try_open_us = self._clock.steady_us() + min(RETRY_US // 4 << self._losses, LOSS_PAUSE_US_MAX)
         self._losses += 1
         self._notes.once(("lost", why[:60]), f"sending failed and is tried again: {why}")
+
+    def _close(self) -> None:
+        self._connected = False
+        self._transport.close(timeout_us=0)
 
     def _judge(self) -> None:
         """Tells the outbox whether the broker is there."""

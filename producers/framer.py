@@ -146,12 +146,6 @@ class Framer:
                 self._alarmed_us.clear()
         return made
 
-    def halves(self, frame: Frame) -> list[Frame]:
-        """A frame that turned out too large, as two."""
-        self._counters.add("frames_split")
-        middle = len(frame.metric) // 2
-        return [_part(frame, 0, middle), _part(frame, middle, len(frame.metric))]
-
     def _convert(self, entries: Sequence[tuple[int, Any, Any, dict[Any, Any]]]) -> _Chunk:
         times, steps, weights, dicts = zip(*entries, strict=True)
         lengths = np.fromiter(map(len, dicts), np.int64, len(dicts))
@@ -242,6 +236,12 @@ class Framer:
                 weight=chunk.weight[start:end],
             )
         )
+
+
+def halves(frame: Frame) -> list[Frame]:
+    """A frame that turned out too large, as two."""
+    middle = len(frame.metric) // 2
+    return [_part(frame, 0, middle), _part(frame, middle, len(frame.metric))]
 
 
 def _part(frame: Frame, start: int, end: int) -> Frame:

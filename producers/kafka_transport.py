@@ -26,12 +26,14 @@ from typing import Any
 from driftline import handshake
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import Unavailable
+from driftline.producers import forks
 from driftline.producers.transport import Outcome
 from driftline.topics import partition_of
 
 _DAY_MS = 24 * 3600 * 1000
 _BATCH_BYTES = 512 * 1024
 _PROBE_S = 1.0
+_TOO_LARGE = ("MessageSizeTooLargeError", "RecordListTooLargeError")
 
 
 class KafkaTransport:
@@ -45,6 +47,7 @@ class KafkaTransport:
         self._producer: Any = None
         self._partition = 0
         self._outcomes: deque[Outcome] = deque()
+        self._refused = False
 
     def open(self, *, timeout_us: int, notify: Callable[[], None]) -> None:
         end = time.monotonic() + timeout_us / 1e6
@@ -71,8 +74,9 @@ class KafkaTransport:
         )
 
     def _connect(self, timeout_ms: int) -> None:
+        with forks.importing():
+            import kafka  # 0.5 s, so only on the SDK's thread
         reached = handshake.let_in(self._settings, timeout_s=min(_PROBE_S, timeout_ms / 1000))
-        import kafka  # 0.5 s, so only on the SDK's thread
 
         _quieten()
         try:
@@ -100,13 +104,14 @@ class KafkaTransport:
             self._producer._unregister_cleanup()
 
     def send(self, seq: int, payload: bytes) -> None:
-        if self._producer is None:
+        if self._producer is None or self._refused:
             raise Unavailable("not connected")
         try:
             future = self._producer.send(self._topic, payload, key=self._key, partition=self._partition)
         except Exception as error:
-            if type(error).__name__ == "MessageSizeTooLargeError":
-                self._outcomes.append(Outcome(seq, _words(error), final=True))
+            if type(error).__name__ in _TOO_LARGE:
+                self._refused = True  # what comes behind it must not get there before it
+                self._outcomes.append(Outcome(seq, _words(error), final=True, too_large=True))
                 return
             raise Unavailable(_words(error)) from error
         outcomes, notify, producer = self._outcomes, self._notify, self._producer
@@ -116,16 +121,12 @@ class KafkaTransport:
             notify()
 
         def failed(error: BaseException) -> None:
-            final = type(error).__name__ in (
-                "MessageSizeTooLargeError",
-                "RecordListTooLargeError",
-                "InvalidRecordError",
-            )
-            if not final:
-                # Here, on the client's own thread, before it sends more: after a lost sequence (a topic made
-                # again, an unclean election) it would go on, and what comes later would be in the log first.
-                _stop(producer)
-            outcomes.append(Outcome(seq, _words(error), final))
+            # Here, on the client's own thread, before it sends more: else it would go on (behind a record
+            # that is too large, after a lost sequence), and what comes later would be in the log first.
+            _stop(producer)
+            too_large = type(error).__name__ in _TOO_LARGE
+            final = too_large or type(error).__name__ == "InvalidRecordError"
+            outcomes.append(Outcome(seq, _words(error), final, too_large))
             notify()
 
         future.add_callback(arrived)
@@ -138,7 +139,7 @@ class KafkaTransport:
         return found
 
     def close(self, *, timeout_us: int) -> None:
-        producer, self._producer = self._producer, None
+        producer, self._producer, self._refused = self._producer, None, False
         if producer is None:
             return
         try:
@@ -152,6 +153,9 @@ class KafkaTransport:
             with contextlib.suppress(AttributeError):
                 self._producer._unregister_cleanup()
                 self._producer._closed = True
+
+    def again(self) -> KafkaTransport:
+        return KafkaTransport(self._settings, self._run)
 
 
 def _abandon(producer: Any) -> None:

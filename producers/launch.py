@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import socket
 import sys
 import threading
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
-import msgspec
-
-from driftline import events, identity
+from driftline import identity
 from driftline.clock import Clock, SystemClock
 from driftline.connection import KafkaSettings
 from driftline.producers import exits
+from driftline.producers.birth import Birth, begin, bounded_config
 from driftline.producers.counters import words
-from driftline.producers.disk import FileDisk, place
-from driftline.producers.kafka_transport import KafkaTransport
 from driftline.producers.node import Node
-from driftline.producers.plain import plain
 from driftline.producers.run import Run
 from driftline.producers.transport import Transport
-from driftline.producers.worker import Worker
 from driftline.settings import Settings, load
 
-CONFIG_BYTES_MAX = 256 * 1024
-NAME_MAX = 4_000
-ID_MAX = 256
-"""Characters of a role or host name, which events carry as ids."""
 _STORE_KEY = "driftline/run/"
 _unnamed_runs = 0
 
@@ -78,24 +67,20 @@ def init(
         str(role or "trainer"),
     )
     who = _identity(told, clock)
-    run = Run(run_id=who.run, name=str(name), process=who.process, rank=who.rank, settings=settings.sdk)
+    born = Birth(
+        who=who,
+        name=str(name),
+        settings=settings.sdk,
+        kafka=kafka,
+        transport=transport,
+        parent=_ancestor(who),
+        config=bounded_config(config),
+    )
+    run = Run(born)
     if not settings.sdk.enabled:
-        run._closed_as = "finished"
+        run._closed = True
         run._room = -1
         return run
-    worker = Worker(
-        queue=run._queue,
-        drained=run._drained,
-        started=_started(who, run.name, config, clock),
-        settings=settings.sdk,
-        transport=transport or KafkaTransport(kafka, who.run),
-        counters=run._counters,
-        notes=run._notes,
-        clock=clock,
-        broker=kafka.bootstrap if transport is None else "memory",
-        prefix=kafka.prefix,
-        disk=FileDisk(place(settings.sdk.spool, os.environ)),
-    )
     for note in odd:
         run._notes.once(("told", note), note)
     if who.alone:
@@ -107,12 +92,22 @@ def init(
     if not who.rank:
         for note in settings.notes:
             run._notes.once(("settings", note), note)
-    run._begin(worker)
-    if run._closed_as:
-        return run
-    exits.watch(run)
-    _watch_host(run, who, settings, clock)
+    begin(run)
+    if not run._closed:
+        _watch_host(run, who, settings, clock)
     return run
+
+
+def _ancestor(who: identity.Identity) -> str | None:
+    """The process that this one was forked from, if that was in the same run with the same rank.
+
+    A worker that calls ``init`` by itself is no restart of its rank.
+    """
+    for run in exits.live():
+        other = run._birth.who
+        if run._birth.parent and (run.id, other.role, other.rank) == (who.run, who.role, who.rank):
+            return run._birth.parent
+    return None
 
 
 def _whole(name: str, value: object, odd: list[str]) -> int | None:
@@ -178,37 +173,6 @@ def _torch_group() -> tuple[identity.Group | None, Callable[[str, str], str | No
     return group, agree
 
 
-def _started(who: identity.Identity, name: str, config: object, clock: Clock) -> events.ProcessStarted:
-    plain_config = plain(config)
-    if len(msgspec.json.encode(plain_config)) > CONFIG_BYTES_MAX:
-        plain_config = {"...": f"left out: the config is larger than {CONFIG_BYTES_MAX} bytes"}
-    version = ""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        version = metadata.version("driftline")
-    return events.ProcessStarted(
-        run=who.run,
-        process=who.process,
-        seq=0,
-        time_us=clock.now_us(),
-        name=_bounded(name, NAME_MAX),
-        rank=who.rank,
-        world_size=who.world_size,
-        local_rank=who.local_rank,
-        role=_bounded(who.role, ID_MAX),
-        host=_bounded(who.host, ID_MAX),
-        pid=os.getpid(),
-        restart_hint=who.restart_hint,
-        config=plain_config,
-        sdk=version,
-    )
-
-
-def _bounded(text: str, most: int) -> str:
-    """Text as an event can carry it: UTF-8, and not so long that no broker or reader takes the event."""
-    clean = text.encode(errors="replace").decode()
-    return clean if len(clean) <= most else clean[: most - 1] + "…"
-
-
 def _watch_host(run: Run, who: identity.Identity, settings: Settings, clock: Clock) -> None:
     """A thread of its own takes host readings: a hanging driver must not hold up the samples."""
     if not settings.sdk.system or settings.sdk.collect_us <= 0:
@@ -219,7 +183,7 @@ def _watch_host(run: Run, who: identity.Identity, settings: Settings, clock: Clo
         node = Node(settings.sdk.system, whole_host=whole_host, steady_us=clock.steady_us)
         told: set[str] = set()
         pause = threading.Event()
-        while not run._closed_as:
+        while not run._closed:
             run._log_host(node.read())
             for what in set(node.reasons) - told:
                 told.add(what)

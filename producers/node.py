@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from driftline.producers import forks
+
 Reading = dict[str, float]
 _LOOPBACK = ("lo", "lo0")
 
@@ -150,7 +152,8 @@ class _Gpus:
     def _open(self) -> list[Any]:
         if self._handles is None:
             self._handles = []
-            import pynvml
+            with forks.importing():
+                import pynvml
 
             pynvml.nvmlInit()
             self._nvml = pynvml

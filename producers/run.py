@@ -9,7 +9,6 @@ bounded queue; everything else happens on the SDK's thread (:mod:`.worker`).
 from __future__ import annotations
 
 import math
-import operator
 import os
 import threading
 import time
@@ -19,42 +18,47 @@ from gc import is_tracked
 from types import TracebackType
 from typing import Any, Self, cast, get_args
 
-from driftline.metric_names import SPAN_PREFIX
+from driftline.producers import birth, exits
+from driftline.producers.birth import Birth
 from driftline.producers.counters import Counters, Notes, words
-from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, is_dear_to_add
+from driftline.producers.exits import outcome_of
+from driftline.producers.span import Span
+from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, as_step, is_dear_to_add
 from driftline.producers.worker import EndReason, Pending, QueueEntry, Rewound, Saved, Worker
-from driftline.settings import SdkSettings
 
 _INF = math.inf
 _time_ns = time.time_ns
 RING_AGAIN_NS = 50_000_000
 """The thread is woken for a NaN or a value on a device at most this often."""
+_left_to_parents: list[Worker] = []
+"""What a fork brought along. Kept, since to let go of a connection would act on the parent's."""
 
 
 class Run:
     """One process of a training run. Made by :func:`driftline.init`; a context manager that finishes at its
     end.
 
-    Safe to use from several threads. After :meth:`finish` every call does nothing (and is counted).
+    Safe to use from several threads, in forked children, and in processes that it is sent to (it pickles):
+    each of these is a process of its own in the run (:mod:`.birth`). After :meth:`finish` every call does
+    nothing (and is counted).
     """
 
-    def __init__(
-        self, *, run_id: str, name: str, process: str, rank: int | None, settings: SdkSettings
-    ) -> None:
-        self.id = run_id
+    def __init__(self, born: Birth) -> None:
+        self.id = born.who.run
         """Id of the run, shared by its ranks."""
-        self.name = name
+        self.name = born.name
         """The free-text name, as given."""
-        self.process = process
-        """Id of this process within the run."""
-        self.rank = rank
-        self._settings = settings
+        self.process = born.who.process
+        """Id of this process within the run; a forked child has one of its own."""
+        self.rank = born.who.rank
+        self._birth = born
+        self._settings = born.settings
         self._counters = Counters()
         self._notes = Notes()
         self._queue: deque[QueueEntry] = deque()
         self._append = self._queue.append
         self._queued = 0
-        self._size_ring = min(settings.frame_samples, settings.queue_samples)
+        self._size_ring = min(born.settings.frame_samples, born.settings.queue_samples)
         self._room = self._size_ring
         self._rung_ns = 0
         self._sums = True
@@ -63,8 +67,11 @@ class Run:
         self._logged_step: int | None = None
         self._set_step: int | None = None
         self._worker: Worker | None = None
+        """None in a child that has not logged yet."""
         self._thread: threading.Thread | None = None
-        self._closed_as = ""
+        self._waking = threading.RLock()
+        self._is_waking = False
+        self._closed = False
         self._exit_outcome: EndReason = "finished"
         self._deadline_us = 0
 
@@ -117,7 +124,7 @@ class Run:
 
     def step(self, step: int) -> None:
         """Sets the current step, for spans and checkpoints that name none; from then on only this does."""
-        found = _as_step(step)
+        found = as_step(step)
         if found is None:
             self._counters.add("steps_refused")
             self._notes.once("set step", f"step({words(step, 80)}): not an integer of 64 bits; ignored")
@@ -149,7 +156,7 @@ class Run:
             saved = Saved(
                 text, None if epoch is None else float(epoch), None if format is None else str(format)
             )
-            self._mark(_as_step(step) if step is not None else self.current_step, saved)
+            self._mark(as_step(step) if step is not None else self.current_step, saved)
         except Exception as error:  # noqa: BLE001  never into the training loop
             self._counters.add("checkpoints_refused")
             self._notes.once(
@@ -159,7 +166,7 @@ class Run:
 
     def rewind(self, step: int) -> None:
         """Says that training goes on from ``step``, an earlier one: opens a new attempt of the run."""
-        found = _as_step(step)
+        found = as_step(step)
         if found is None:
             self._counters.add("steps_refused")
             self._notes.once("rewind", f"rewind({words(step, 80)}): not an integer of 64 bits; ignored")
@@ -175,7 +182,9 @@ class Run:
         ``timeout`` in seconds, by default the setting ``sdk.exit_wait``.
         """
         worker, thread = self._worker, self._thread
-        if worker is None or thread is None or threading.current_thread() is thread:
+        if worker is None:
+            return not self._closed  # a child that has logged nothing
+        if thread is None or threading.current_thread() is thread:
             return False
         wanted = worker.flush()
         end = time.monotonic() + (self._settings.exit_us / 1e6 if timeout is None else timeout)
@@ -191,11 +200,11 @@ class Run:
         Called by itself at the end of the process. If samples could not be delivered, one line says how many.
         """
         worker, thread = self._worker, self._thread
-        first = not self._closed_as
+        first = not self._closed
         if first:
-            self._closed_as = "finished"
+            self._closed = True
             self._room = -1
-            self._deadline_us = time.monotonic_ns() // 1000 + self._settings.exit_us
+            self._deadline_us = time.monotonic_ns() // 1000 + self._exit_us()
         if worker is None or thread is None:
             return
         worker.end(self._outcome(outcome), deadline_us=self._deadline_us)
@@ -204,6 +213,10 @@ class Run:
             thread.join(max(0, left_us) / 1e6 + 0.3)
         if first:
             self._say_undelivered()
+
+    def _exit_us(self) -> int:
+        """A child takes half of the time: torch's loader kills workers that take 5 s to end."""
+        return self._settings.exit_us // (1 if self._birth.parent is None else 2)
 
     def _outcome(self, told: object) -> EndReason:
         """What ``finish`` was told, if it is one of the words that readers know."""
@@ -239,29 +252,68 @@ class Run:
         try:
             thread.start()
         except RuntimeError as error:  # the system gives no more threads: train on without telemetry
-            self._worker, self._closed_as, self._room = None, "finished", -1
+            self._worker, self._closed, self._room = None, True, -1
             self._notes.once("thread", f"no thread could be started, nothing is recorded: {words(error)}")
             self._notes.write()
             return
         self._thread = thread
 
+    def _awake(self) -> Worker | None:
+        """The worker; in a child it begins with the first call that needs it."""
+        if self._worker is None and not self._closed:
+            with self._waking:
+                if self._worker is None and not self._closed and not self._is_waking:  # else a signal handler
+                    self._is_waking, self._room = True, self._size_ring
+                    try:
+                        birth.begin(self)
+                    finally:
+                        self._is_waking = False
+        return self._worker
+
+    def _ring(self) -> None:
+        worker = self._worker
+        if worker is not None:
+            worker.bell.ring()
+
+    def _forked(self) -> None:
+        """In a forked child: thread, queue and connection are the parent's. It is a process of its own."""
+        worker, self._worker, self._thread = self._worker, None, None
+        self._counters, self._notes = Counters(), Notes()
+        self._queue = deque()
+        self._append, self._queued, self._room = self._queue.append, 0, -1
+        self._waking, self._is_waking = threading.RLock(), False
+        self._birth = self._birth.child(self._birth.parent if worker is None else self.process)
+        self.process = self._birth.who.process
+        if worker is not None:
+            worker.forget()
+            _left_to_parents.append(worker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parent = self._birth.parent if self._worker is None else self.process
+        state = self._birth.packed()._replace(parent=parent)
+        return _rejoin, (state, self.current_step, self._closed)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
     def _drained(self, left: int) -> None:
         """The thread took the queue; ``left`` samples still wait for a device."""
         self._queued = left
-        if not self._closed_as:
+        if not self._closed:
             self._room = self._size_ring if not left else self._settings.queue_samples
-            if self._closed_as:  # finished meanwhile, on another thread
+            if self._closed:  # finished meanwhile, on another thread
                 self._room = -1
 
     def _log_host(self, reading: dict[str, float]) -> None:
         """Readings of the host, without a step."""
-        if reading and not self._closed_as:
+        if reading and not self._closed:
             self._enqueue(None, None, reading, ())
 
     def _mark(self, step: int | None, marker: object) -> None:
-        if not self._closed_as and self._worker is not None:
+        if not self._closed:
+            self._awake()
             self._append((_time_ns(), step, None, marker))
-            self._worker.bell.ring()
+            self._ring()
 
     def _log_slowly(self, values: Any, step: Any, weight: Any) -> None:
         """Everything that is not 20 plain floats; never raises."""
@@ -275,8 +327,8 @@ class Run:
             )
 
     def _log_checked(self, values: Any, step: Any, weight: Any) -> None:
-        if self._closed_as:
-            self._refuse_closed(values)
+        if self._closed:
+            self._counters.add("dropped_finished", len(values) if isinstance(values, Mapping) else 1)
             return
         if not isinstance(values, Mapping):
             values = dict(values)
@@ -317,52 +369,31 @@ class Run:
             self._logged_step = step
         if not accepted:
             return
-        worker = self._worker
-        if worker is None:
-            return
+        self._awake()
         n = self._queued + len(accepted)
         if n > self._settings.queue_samples:
             self._counters.add("dropped_queue", len(accepted))
             self._notes.once(
                 "queue", "samples come faster than they can be framed: some are dropped, counted"
             )
-            worker.bell.ring()
+            self._ring()
             return
         self._queued = n
         now_ns = _time_ns()
         self._append((now_ns, step, weight, Pending(accepted, waits) if waits else accepted))
         if n >= self._room:  # a frame's worth: wake the thread once
-            self._room = -1 if self._closed_as else self._settings.queue_samples
-            worker.bell.ring()
+            self._room = -1 if self._closed else self._settings.queue_samples
+            self._ring()
         elif now_ns - self._rung_ns > RING_AGAIN_NS and (waits or _any_not_finite(accepted)):
             self._rung_ns = now_ns
-            worker.bell.ring()
+            self._ring()
 
     def _checked_step(self, step: Any) -> int | None:
-        found = _as_step(step)
+        found = as_step(step)
         if found is None:
             self._counters.add("steps_refused")
             self._notes.once("step", f"step {words(step, 80)} is not an integer: stored without a step")
         return found
-
-    def _refuse_closed(self, values: Any) -> None:
-        count = len(values) if isinstance(values, Mapping) else 1
-        self._counters.add("dropped_" + self._closed_as, count)
-        if self._closed_as == "forked":  # there is no thread of ours here to write it
-            self._notes.once(
-                "forked", "samples logged in a forked child are not sent; call init() in the child"
-            )
-            self._notes.write()
-
-    def _forked(self) -> None:
-        """In a forked child: the thread and the connection are the parent's; nothing is sent from here."""
-        worker, self._worker, self._thread = self._worker, None, None
-        self._closed_as = "forked"
-        self._room = -1
-        self._counters, self._notes = Counters(), Notes()
-        self._queue.clear()
-        if worker is not None:
-            worker.forget()
 
     def _say_undelivered(self) -> None:
         worker = self._worker
@@ -385,53 +416,15 @@ class Run:
         self._notes.write()
 
 
-class Span:
-    """A timed block; see :meth:`Run.span`. ``seconds`` holds the time afterwards."""
-
-    __slots__ = ("_name", "_run", "_start", "_step", "seconds")
-
-    def __init__(self, run: Run, name: str, step: int | None) -> None:
-        self._run, self._name, self._step = run, name, step
-        self._start = 0.0
-        self.seconds: float | None = None
-
-    def __enter__(self) -> Self:
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds = time.perf_counter() - self._start
-        run = self._run
-        try:
-            name = f"{SPAN_PREFIX}{self._name}"
-        except Exception:  # noqa: BLE001  never into the training loop
-            name = f"{SPAN_PREFIX}{words(self._name)}"
-        run.log({name: self.seconds}, run.current_step if self._step is None else self._step)
-
-
-def outcome_of(error: BaseException | None) -> EndReason:
-    """How a process ends that leaves with this exception.
-
-    >>> outcome_of(None), outcome_of(SystemExit(0)), outcome_of(ValueError()), outcome_of(KeyboardInterrupt())
-    ('finished', 'finished', 'exception', 'signal')
-    """
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "finished"
-    return "signal" if isinstance(error, KeyboardInterrupt) else "exception"
-
-
-def _as_step(step: object) -> int | None:
-    """An integer of 64 bits; floats without a fraction count, since many trainers compute steps.
-
-    A tensor on a device is none: to read it would wait for the device.
-    """
-    try:
-        if getattr(getattr(step, "device", None), "type", "cpu") != "cpu":
-            return None
-        number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001  any object may come here
-        return None
-    return number if -(2**63) < number < 2**63 else None
+def _rejoin(born: Birth, step: int | None, closed: bool) -> Run:
+    """A run that was sent here: the one that lives here already, else a child that begins when it logs."""
+    for run in exits.live():
+        if run.id == born.who.run and not run._closed and born.parent in (run.process, run._birth.parent):
+            return run
+    run = Run(born.child(born.parent))
+    run._logged_step, run._closed, run._room = step, closed, -1
+    exits.know(run)
+    return run
 
 
 def _any_not_finite(values: dict[Any, Any]) -> bool:

@@ -1,9 +1,10 @@
 """How records leave the process: three methods, and an in-memory twin of the Kafka one.
 
 A transport sends in the order of the calls and reports each record once, as acknowledged or failed, through
-:meth:`Transport.outcomes`. After a failure the owner closes it, opens it again and sends again from the first
-record without an acknowledgement; so the log holds a process's records in order, some of them perhaps twice
-(the reader drops those by their number). All methods are called by the SDK's thread only.
+:meth:`Transport.outcomes`. Nothing that was handed over behind a record that failed reaches the log. After a
+failure the owner closes it, opens it again and sends again from the first record without an acknowledgement;
+so the log holds a process's records in order, some of them perhaps twice (the reader drops those by their
+number). All methods are called by the SDK's thread only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Outcome(NamedTuple):
     """None: acknowledged."""
     final: bool = False
     """The broker will never take it (too large, malformed): sending again is useless."""
+    too_large: bool = False
+    """Its size is why: parts of it may be taken."""
 
 
 class Transport(Protocol):
@@ -52,13 +55,17 @@ class Transport(Protocol):
         """In a forked child: let go without touching what belongs to the parent."""
         ...
 
+    def again(self) -> Transport:
+        """A new way to the same place, not open yet, that shares nothing with this one: for a child."""
+        ...
+
 
 class MemoryTransport:
     """Keeps records in a list, for tests and simulation; faults by switches.
 
     >>> way = MemoryTransport(); way.open(timeout_us=0, notify=lambda: None)
     >>> way.send(0, b"x"); way.outcomes(), way.log
-    ([Outcome(seq=0, error=None, final=False)], [(0, b'x')])
+    ([Outcome(seq=0, error=None, final=False, too_large=False)], [(0, b'x')])
     """
 
     def __init__(self) -> None:
@@ -70,6 +77,8 @@ class MemoryTransport:
         """True: records are taken, and nothing becomes known of them."""
         self.fail_seqs: dict[int, int] = {}
         """How often a record still fails, by number; it and what is behind it do not arrive then."""
+        self.limit_bytes: int | None = None
+        """Larger records are refused for good."""
         self.final_seqs: set[int] = set()
         """Records that are refused for good."""
         self.opened = 0
@@ -88,9 +97,10 @@ class MemoryTransport:
             raise Unavailable("the broker is away")
         if self.silent:
             return
-        if seq in self.final_seqs:
+        too_large = self.limit_bytes is not None and len(payload) > self.limit_bytes
+        if not self._broken and (too_large or seq in self.final_seqs):
             self._broken = True
-            self._outcomes.append(Outcome(seq, "too large", final=True))
+            self._outcomes.append(Outcome(seq, "refused", final=True, too_large=too_large))
         elif self._broken or self.fail_seqs.get(seq):
             if not self._broken:
                 self.fail_seqs[seq] -= 1
@@ -110,3 +120,6 @@ class MemoryTransport:
 
     def forget(self) -> None:
         self._open = False
+
+    def again(self) -> MemoryTransport:
+        return type(self)()

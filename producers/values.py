@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -214,3 +215,17 @@ def _admit_other(value: Any) -> float | Deferred | Refusal:
             lambda: np.asarray(value).reshape(-1)[0], getattr(value, "is_ready", None), f"{root} array"
         )
     return Refusal("type", f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def as_step(step: object) -> int | None:
+    """An integer of 64 bits; floats without a fraction count, since many trainers compute steps.
+
+    A tensor on a device is none: to read it would wait for the device.
+    """
+    try:
+        if getattr(getattr(step, "device", None), "type", "cpu") != "cpu":
+            return None
+        number = int(step) if isinstance(step, float) and step.is_integer() else operator.index(step)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  any object may come here
+        return None
+    return number if -(2**63) < number < 2**63 else None

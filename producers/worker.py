@@ -19,22 +19,26 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+import numpy as np
+
 from driftline import events, frames
 from driftline.clock import Clock
 from driftline.errors import BadData
-from driftline.producers import checkpoint
+from driftline.producers import checkpoint, forks
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.delivery import OPEN_US, Delivery
 from driftline.producers.disk import Disk
-from driftline.producers.framer import Framer
+from driftline.producers.framer import Framer, halves
+from driftline.producers.protect import Protector
 from driftline.producers.recovery import Broker, Recovery
 from driftline.producers.spool import Spool
 from driftline.producers.spool_format import Header
 from driftline.producers.transport import Transport
 from driftline.producers.values import Deferred, Refusal, admit_weight
 from driftline.settings import SdkSettings
-from driftline.topics import DEFAULT_PREFIX, MAX_FRAME_BYTES
+from driftline.topics import DEFAULT_PREFIX
 
 FRAMES_PER_SECOND_MAX = 2_000
 ENTRIES_AT_ONCE = 250
@@ -158,6 +162,7 @@ class Worker:
             if disk is not None and settings.spool_bytes
             else None
         )
+        self._protector = Protector(started.process, settings, counters, notes)
         self._interval_us = interval_us(settings.flush_us, started.world_size)
         self._held: deque[QueueEntry] = deque()
         self._aside: list[QueueEntry] = []
@@ -189,6 +194,7 @@ class Worker:
 
     def run(self) -> None:
         """Until :meth:`end`; never raises."""
+        self._guarded(_warm_up)
         self.begin()
         while self._end is None:
             self._guarded(self.round)
@@ -228,6 +234,7 @@ class Worker:
                 self._spoke_us = now_us
             else:
                 self._heartbeat()
+        self._protector.turn(now_us)
         self.delivery.pump(OPEN_US)
         if self.recovery is not None:
             self.recovery.round()
@@ -366,13 +373,16 @@ class Worker:
                 self._counters.add("checkpoints_refused")
                 self._notes.once(("checkpoint", str(error)), f"not announced: {error}")
                 return
+            copy = self._protector.protect(found)
+            if copy:
+                found = msgspec.structs.replace(found, copy=copy)
             self._emit(
                 events.CheckpointSaved(
                     run=self._started.run,
                     process=self._started.process,
                     seq=self.outbox.next_seq,
                     time_us=time_us,
-                    checkpoint=found,
+                    checkpoint=events.with_bounded_manifest(found),
                     rank=self._started.rank,
                 )
             )
@@ -415,8 +425,9 @@ class Worker:
         if changed == self._told_counters:
             counters = ""
         payload = frames.encode(frame._replace(seq=self.outbox.next_seq, counters=counters))
-        if len(payload) > MAX_FRAME_BYTES and samples > 1:
-            for half in self.framer.halves(frame):
+        if len(payload) > self.delivery.record_bytes_max and samples > 1:
+            self._counters.add("frames_split")
+            for half in halves(frame):
                 self._put(half)
         elif self.outbox.put(payload, samples=samples):
             self._told_counters = changed
@@ -522,6 +533,15 @@ def _spool(
         notes=notes,
         clock=clock,
     )
+
+
+def _warm_up() -> None:
+    """What libraries import at their first use (pyarrow: numpy.ma) is imported here, between forks."""
+    floats, integers = np.zeros(0), np.zeros(0, np.int64)
+    with forks.importing():
+        empty = frames.Frame("", "", None, 0, [], np.zeros(0, np.int16), integers, integers, floats, floats)
+        frames.encode(empty)
+        "localhost".encode("idna")
 
 
 def _samples(entry: QueueEntry) -> int:

@@ -76,8 +76,8 @@ def _checkpoint(saved: events.Checkpoint) -> Row:
         "digest": saved.digest,
         "uri": saved.uri,
         "format": saved.format,
-        "files": len(saved.files),
-        "bytes": sum(file.size for file in saved.files),
+        "files": saved.count or len(saved.files),
+        "bytes": saved.size or sum(file.size for file in saved.files),
         "manifest": _json(saved.files),
     }
 

@@ -219,7 +219,7 @@ _CHECKPOINTS = Table(
         Column("format", _TEXT, 'e.g. "safetensors"'),
         Column("files", _INT, "number of files"),
         Column("bytes", _LONG, "size of all files"),
-        Column("manifest", _TEXT, "JSON list of [path, bytes]"),
+        Column("manifest", _TEXT, "JSON list of [path, bytes]; empty where it was too long to travel"),
         *_AT,
     ),
     ("run", "step"),

@@ -189,7 +189,8 @@ def heartbeat(moment: Moment, event: events.Heartbeat, process: Process) -> None
 
 
 def checkpoint(moment: Moment, event: events.CheckpointSaved, process: Process) -> None:
-    view = CheckpointView(event.checkpoint, process.attempt, moment.now_us)
+    saved = events.with_bounded_manifest(event.checkpoint)  # requests and leases must fit into a record
+    view = CheckpointView(saved, process.attempt, moment.now_us)
     _request(moment, moment.run.triggers.checkpoint(view))
 
 

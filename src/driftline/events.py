@@ -31,6 +31,8 @@ import msgspec
 from driftline.errors import BadRecord
 
 VERSION = 1
+MANIFEST_BYTES_MAX = 32 * 1024
+"""About 500 files."""
 
 Number: TypeAlias = float | Literal["NaN", "Infinity", "-Infinity"]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -145,6 +147,16 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     step: Int64 | None = None
     epoch: float | None = None
     files: list[FileEntry] = []
+    """Left out (with ``count`` and ``size`` in its place) where it would be longer than
+    :data:`MANIFEST_BYTES_MAX`: a checkpoint travels in five kinds of events."""
+    count: Int64 | msgspec.UnsetType = msgspec.UNSET
+    """Number of files, where ``files`` is left out."""
+    size: Int64 | msgspec.UnsetType = msgspec.UNSET
+    """Bytes of all files, where ``files`` is left out."""
+    sampling: str | msgspec.UnsetType = msgspec.UNSET
+    """How ``digest`` was made (``checkpoint_files.SAMPLING``): a reader that knows the way can check it."""
+    copy: str | msgspec.UnsetType = msgspec.UNSET
+    """Absolute path of links to the same files that stay when the trainer removes ``uri``; for a while."""
 
 
 class CheckpointSaved(_FromProcess, frozen=True, kw_only=True, tag="checkpoint_saved"):
@@ -537,6 +549,20 @@ def _check_integers(plain: object) -> None:
             _check_integers(part)
     elif isinstance(plain, int) and not -(2**63) <= plain < 2**64:
         raise BadRecord("an integer has more than 64 bits")
+
+
+def with_bounded_manifest(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as it may travel: without the list of its files where that is too long.
+
+    >>> long = Checkpoint(digest="d", uri="/c", files=[FileEntry(f"{n:0100}", 2) for n in range(1000)])
+    >>> short = with_bounded_manifest(long); short.files, short.count, short.size
+    ([], 1000, 2000)
+    """
+    files = checkpoint.files
+    if sum(len(entry.path.encode(errors="replace")) + 24 for entry in files) <= MANIFEST_BYTES_MAX:
+        return checkpoint
+    size = sum(entry.size for entry in files)
+    return msgspec.structs.replace(checkpoint, files=[], count=len(files), size=size)
 
 
 def kind_of(event: Event) -> str:

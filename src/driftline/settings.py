@@ -42,6 +42,12 @@ class SdkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The longest that ``finish`` and the end of the process wait for the broker."""
     heartbeat_us: int = 5_000_000
     """A process with nothing to log says so this often."""
+    protect_bytes: int = 100 * 1024**3
+    """Checkpoints kept from the trainer's rotation, in each folder of checkpoints; 0 protects none."""
+    protect_count: int = 20
+    """So many of them at most: the newest."""
+    protect_age_us: int = 24 * 3_600_000_000
+    """None that is older."""
     collect_us: int = 1_000_000
     """How often host readings are taken."""
     system: tuple[SystemMetric, ...] = ("cpu", "memory", "gpu", "network", "disk")

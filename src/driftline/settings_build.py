@@ -90,6 +90,9 @@ def _sdk(file: File) -> SdkSettings:
         spool_reserve_bytes=file.sdk.spool_reserve,
         exit_us=file.sdk.exit_wait,
         heartbeat_us=file.sdk.heartbeat,
+        protect_bytes=file.sdk.protect_space,
+        protect_count=file.sdk.protect_count,
+        protect_age_us=file.sdk.protect_age,
         collect_us=file.collection_frequency,
         system=tuple(dict.fromkeys(file.metrics.system)),
     )

@@ -277,6 +277,18 @@ class Sdk(Block, frozen=True, kw_only=True):
     heartbeat: Annotated[
         int, Key("A process with nothing to log says so this often.", "duration", low=100_000)
     ] = _SDK.heartbeat_us
+    protect_space: Annotated[
+        int,
+        Key(
+            "Announced checkpoints are kept (hard links beside them) when the trainer removes them, up to "
+            "this size in each folder of checkpoints; 0 keeps none.",
+            "size",
+        ),
+    ] = _SDK.protect_bytes
+    protect_count: Annotated[
+        int, Key("At most so many are kept in each folder of checkpoints: the newest.", high=10_000)
+    ] = _SDK.protect_count
+    protect_age: Annotated[int, Key("None is kept for longer.", "duration")] = _SDK.protect_age_us
 
 
 class Streams(Block, frozen=True, kw_only=True):

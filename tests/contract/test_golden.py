@@ -156,6 +156,22 @@ def test_events(sample: events.Event) -> None:
     assert records.decode(payload) == sample
 
 
+def test_a_checkpoint_with_the_fields_that_came_later() -> None:
+    """Old readers skip them; events without them have the bytes that they always had."""
+    grown = msgspec.structs.replace(
+        CHECKPOINT,
+        files=[],
+        count=900,
+        size=7_000_000,
+        sampling="pieces-1",
+        copy="/data/ckpt/.driftline-protected/9f2a/step-100",
+    )
+    sample = events.CheckpointSaved(**SDK, checkpoint=grown, rank=0)
+    payload = golden("checkpoint_saved.copy.json", events.encode(sample))
+    assert payload == events.encode(sample)
+    assert records.decode(payload) == sample
+
+
 def test_frame() -> None:
     payload = golden("frame.arrow", frames.encode(FRAME))
     assert repr(frames.decode(payload)) == repr(frames.decode(frames.encode(FRAME)))

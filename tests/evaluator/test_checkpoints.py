@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,11 @@ from driftline.clock import ManualClock
 from driftline.errors import BadData
 from driftline.evaluator.checkpoints import Changed, Look, NotWhole, decide, look, path_of, wait_until_whole
 from driftline.evaluator.safetensors_header import HEADER_MAX_BYTES, Cut, parse, read_header
-from driftline.events import Checkpoint, FileEntry
+from driftline.events import Checkpoint, FileEntry, with_bounded_manifest
+from driftline.producers.checkpoint import describe
+from driftline.producers.counters import Counters, Notes
+from driftline.producers.protect import Protector
+from driftline.settings import SdkSettings
 
 SHARD3 = "model-00003-of-00003.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -275,3 +280,86 @@ def test_a_header_longer_than_the_format_allows_is_not_read(tmp_path: Path) -> N
     with pytest.raises(BadData, match="no safetensors file") as caught:
         read_header(file)
     assert not isinstance(caught.value, Cut)
+
+
+def announced(folder: Path, copy: str = "") -> Checkpoint:
+    """What the SDK says of a folder."""
+    found = with_bounded_manifest(describe(str(folder)))
+    return msgspec.structs.replace(found, copy=copy) if copy else found
+
+
+def protected(folder: Path) -> Checkpoint:
+    """The same with the copy that the SDK made."""
+    protector = Protector("p", SdkSettings(), Counters(), Notes())
+    return announced(folder, protector.protect(describe(str(folder))))
+
+
+def test_a_checkpoint_that_the_trainer_removed_in_the_meantime_is_evaluated(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """Rotated away between its announcement and the lease: the weights come from the copy, the same ones."""
+    tiny.write(tmp_path / "step-10", shards=3)
+    checkpoint = protected(tmp_path / "step-10")
+    before = wait_until_whole(checkpoint, wait_us=0, poll_us=1, clock=ManualClock(), sleep=lambda us: None)
+    digest = before.folder.digest()
+    shutil.rmtree(tmp_path / "step-10")
+    found = wait_until_whole(checkpoint, wait_us=0, poll_us=1, clock=ManualClock(), sleep=lambda us: None)
+    assert found.folder.digest() == digest
+    assert found.folder.path.name == "step-10"
+    assert set(found.folder.state_dict()) == set(tiny.Model().state_dict())
+
+
+def test_a_copy_that_is_gone_or_out_of_sight_leaves_the_trainers_own(tiny: Any, tmp_path: Path) -> None:
+    tiny.write(tmp_path / "step-10")
+    for copy in (str(tmp_path / "nowhere"), "relative", "s3://bucket/x"):
+        seen = look(announced(tmp_path / "step-10", copy))
+        assert (seen.state, seen.path) == ("whole", tmp_path / "step-10")
+    checkpoint = announced(tmp_path / "step-10", str(tmp_path / "nowhere"))
+    shutil.rmtree(tmp_path / "step-10")
+    assert look(checkpoint).state == "gone"
+
+
+def flip(folder: Path) -> None:
+    """Other weights in the same file, of the same size, as a trainer that saves in place does."""
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(-8, 2)
+        file.write(b"\1\2\3\4\5\6\7\1")
+
+
+@pytest.mark.parametrize("announce", [announced, protected])
+def test_files_that_were_written_to_after_their_announcement_are_not_evaluated(
+    tiny: Any, tmp_path: Path, announce: Callable[[Path], Checkpoint]
+) -> None:
+    """A link is the same file, so the copy changes too; the digest of the event tells."""
+    tiny.write(tmp_path / "step-10")
+    checkpoint = announce(tmp_path / "step-10")
+    assert look(checkpoint).state == "whole"
+    flip(tmp_path / "step-10")
+    seen = look(checkpoint)
+    assert seen.state == "unreadable"
+    assert "written to after run.checkpoint()" in seen.reason
+    elsewhere = msgspec.structs.replace(checkpoint, sampling=msgspec.UNSET)
+    assert look(elsewhere).state == "whole", "an event that does not say how its digest was made"
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        (lambda folder: None, "whole"),
+        (remove(f"part-{7:040}"), "incomplete"),
+        (cut("model.safetensors", -1), "incomplete"),
+        (write("more", b"x"), "unreadable"),
+        (flip, "unreadable"),
+    ],
+)
+def test_a_manifest_too_long_to_travel_is_checked_by_count_size_and_digest(
+    tiny: Any, tmp_path: Path, change: Callable[[Path], None], state: str
+) -> None:
+    folder = tmp_path / "step-10"
+    tiny.write(folder)
+    for at in range(600):
+        (folder / f"part-{at:040}").write_bytes(b"x")
+    checkpoint = announced(folder)
+    assert (checkpoint.files, checkpoint.count) == ([], 602)
+    change(folder)
+    assert look(checkpoint).state == state

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kafka.admin import ConfigResource
 
 import driftline
 from driftline import events, frames, records
-from driftline.admin import ensure_topics
+from driftline.admin import connect, ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.settings import SdkSettings, Settings
 from driftline.topics import partition_of
@@ -158,3 +160,35 @@ def test_a_broker_that_dies_for_good_ends_in_bounded_time(
     assert len(lines) == 1
     assert "2000 of 4000 samples" in lines[0]
     assert "Exception ignored" not in capfd.readouterr().err
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("limit_bytes", [1024 * 1024, 60_000])
+def test_one_call_with_40000_names_between_small_ones_arrives(kafka: Any, limit_bytes: int) -> None:
+    """Case 17: at the usual limit, and at a topic that takes less than the SDK's own frames."""
+    settings = kafka.settings()
+    ensure_topics(settings)
+    admin = connect(settings)
+    topic = ConfigResource("TOPIC", settings.topics["telemetry"], {"max.message.bytes": str(limit_bytes)})
+    admin.alter_configs([topic])
+    admin.close()
+    chance = random.Random(17)
+    names = [f"layer {at}: {chance.randbytes(10).hex()}" for at in range(40_000)]
+    run = start(settings, exit_us=60_000_000)
+    run.log({"small": 1.0}, step=0)
+    run.log({name: chance.random() for name in names}, step=1)
+    run.log({"small": 2.0}, step=2)
+    assert run.flush(60)
+    run.finish()
+    assert run.counters()["samples_delivered"] == 40_002
+    refused = limit_bytes < 512 * 1024
+    assert (run.counters()["connections"] > 1) == refused, "the limit is what was tested"
+    found = once(read(settings, run))
+    rows = [
+        (frame.names[number], step)
+        for frame in found
+        if isinstance(frame, frames.Frame)
+        for number, step in zip(frame.metric.tolist(), frame.step.tolist(), strict=True)
+    ]
+    assert rows == [("small", 0), *((name, 1) for name in names), ("small", 2)]
+    assert isinstance(found[0], events.ProcessStarted)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from driftline.checkpoint_files import EDGE_BYTES, PIECES, pieces
 from driftline.errors import BadData
-from driftline.producers.checkpoint import EDGE_BYTES, PIECES, describe, local_path, pieces
+from driftline.producers.checkpoint import describe, local_path
 
 
 def folder(at: Path, content: dict[str, bytes]) -> Path:

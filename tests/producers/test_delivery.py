@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 
+from driftline import events, frames, records
 from driftline.clock import ManualClock
 from driftline.producers.buffer import EVENT_RESERVE_BYTES, RECORD_OVERHEAD_BYTES, Outbox
 from driftline.producers.counters import Counters, Notes
@@ -118,6 +121,89 @@ def test_a_record_that_the_broker_never_takes_is_given_up_after_three_tries() ->
     assert rig.counters["records_refused"] == 1
     assert rig.counters["dropped_broker"] == 2
     assert len(rig.outbox) == 0
+
+
+def whole_call(outbox: Outbox, count: int, start: int = 0) -> None:
+    """A frame of so many samples, numbered by the outbox, as the SDK makes them."""
+    names = [f"a metric number {at}" for at in range(start, start + count)]
+    frame = frames.Frame(
+        run="r",
+        process="p",
+        rank=0,
+        seq=outbox.next_seq,
+        names=names,
+        metric=np.arange(count, dtype=np.int16),
+        step=np.zeros(count, np.int64),
+        time_us=np.arange(start, start + count, dtype=np.int64),
+        value=np.ones(count),
+        weight=np.ones(count),
+    )
+    assert outbox.put(frames.encode(frame), samples=count)
+
+
+def names_of(rig: Rig) -> list[str]:
+    """The names in the log, in its order; asserts that record and log have the same gapless numbers."""
+    found: list[str] = []
+    decoded = [records.decode(payload) for _, payload in rig.way.log]
+    assert [record.seq for record in decoded] == list(range(len(decoded)))
+    for record in decoded:
+        if isinstance(record, frames.Frame):
+            found += [record.names[number] for number in record.metric.tolist()]
+    return found
+
+
+@pytest.mark.parametrize("limit_bytes", [100_000, 20_000, 5_000])
+def test_a_record_over_the_topics_limit_goes_in_parts(limit_bytes: int) -> None:
+    """Case 17: small, large, small; everything arrives once, in order, the large ones in parts."""
+    rig = Rig(limit_bytes=1 << 24)
+    rig.way.limit_bytes = limit_bytes
+    for count, start in ((1, 0), (8000, 1), (1, 8001), (4000, 8002), (1, 12002)):
+        whole_call(rig.outbox, count, start)
+    for _ in range(12):
+        rig.turn()
+    assert names_of(rig) == [f"a metric number {at}" for at in range(12003)]
+    assert rig.counters["samples_delivered"] == 12003
+    assert rig.counters["records_refused"] == rig.counters["dropped_broker"] == 0
+    assert rig.counters["frames_split"] >= 3
+    assert rig.delivery.record_bytes_max <= limit_bytes, "the next ones are made small at once"
+    assert rig.counters["connections"] <= 9, "each refusal halves the limit, none is tried twice"
+    assert len(rig.outbox) == rig.outbox.samples == rig.outbox.size_bytes == 0
+
+
+def test_an_event_over_the_topics_limit_goes_without_what_makes_it_large() -> None:
+    rig = Rig()
+    rig.way.limit_bytes = 5_000
+    head: dict[str, Any] = {"run": "r", "process": "p", "time_us": 1}
+    files = [events.FileEntry(f"part-{at}", 7) for at in range(1000)]
+    checkpoint = events.Checkpoint(digest="d", uri="/c", files=files)
+    config = {"lr": 0.1, "text": "x" * 9000}
+    for event in (
+        events.ProcessStarted(**head, seq=0, config=config),
+        events.CheckpointSaved(**head, seq=1, checkpoint=checkpoint),
+        events.RunRewound(**head, seq=2, step=4),
+    ):
+        assert rig.outbox.put(events.encode(event), samples=0, event=True)
+    for _ in range(6):
+        rig.turn()
+    started, saved, rewound = (records.decode(payload) for _, payload in rig.way.log)
+    assert "left out" in started.config["..."]
+    assert (saved.checkpoint.files, saved.checkpoint.count, saved.checkpoint.size) == ([], 1000, 7000)
+    assert rewound == events.RunRewound(**head, seq=2, step=4)
+
+
+def test_what_cannot_be_cut_is_given_up_counted_and_holds_up_nothing() -> None:
+    rig = Rig()
+    rig.way.limit_bytes = 2_500
+    whole_call(rig.outbox, 1)
+    rig.outbox.put(
+        events.encode(events.ProcessStarted(run="r", process="p", seq=1, time_us=1, name="x" * 5000)),
+        samples=0,
+    )
+    whole_call(rig.outbox, 1, 2)
+    for _ in range(8):
+        rig.turn()
+    assert first_arrivals(rig.arrived) == [0, 2]
+    assert rig.counters["records_refused"] == 1
 
 
 def test_only_so_much_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,46 +162,6 @@ print(time.monotonic() - before)
     assert 0.3 < float(found.stdout) < 20
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_do_not_hurt_the_parent(tmp_path: Path, method: str) -> None:
-    """A child that was forked in mid-run sends nothing yet, says so once, and neither hangs nor disturbs."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        HEAD
-        + f"""
-import multiprocessing
-
-def work():
-    if {method!r} == "fork":
-        run.log({{"child": 1.0, "c": None}}, step=1)
-        run.checkpoint("/x")
-        run.flush(1)
-        run.finish()
-
-if __name__ == "__main__":
-    run = start()
-    run.log({{"before": 1.0}})
-    workers = [multiprocessing.get_context({method!r}).Process(target=work) for _ in range(2)]
-    for worker in workers: worker.start()
-    for worker in workers: worker.join(120)
-    run.log({{"after": 1.0}})
-    sys.exit([worker.exitcode for worker in workers] != [0, 0])
-"""
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path / "log"), NOBODY],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    found = ended(tmp_path, process)
-    assert found.code == 0, found.stderr
-    names = [name for record in found.records if isinstance(record, frames.Frame) for name in record.names]
-    assert names == ["before", "after"]
-    assert [record.seq for record in found.records] == list(range(len(found.records)))
-    assert found.stderr.count("forked") == (2 if method == "fork" else 0), found.stderr
-
-
 def test_os_fork_and_a_normal_exit_of_the_child(tmp_path: Path) -> None:
     body = """
 run = start()
