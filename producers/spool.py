@@ -189,6 +189,7 @@ class Spool:
             self._unreadable_us = self._unreadable_us or now_us
             if now_us - self._unreadable_us < UNREADABLE_US:
                 raise Unavailable(f"the spool in {self.where} cannot be read: {error}") from error
+            self._again_us = now_us + UNREADABLE_US  # what comes is better off in memory
             entry = b""
         else:
             self._unreadable_us = 0

@@ -191,6 +191,16 @@ def test_what_belongs_elsewhere_is_left_where_it_is(change: Callable[[MemoryDisk
     assert [spool.records for spool in survey(disk)] == [3]
 
 
+def test_a_folder_that_says_it_is_of_another_run_is_left_where_it_is() -> None:
+    """A name can be copied; what counts is written inside."""
+    disk = MemoryDisk()
+    leave(disk, 3, run="other")
+    disk.faults.folders = {spool_format.folder_of("run", "dead", 1): disk.faults.folders.popitem()[1]}
+    live = Live(disk)
+    live.turn(5)
+    assert live.arrived == ["live"]
+
+
 @pytest.mark.parametrize(
     ("wrote", "now", "right"),
     [

@@ -278,6 +278,62 @@ def test_a_write_that_fails_in_the_middle_leaves_no_hole(torn: int) -> None:
     assert rig.arrived == [0, 1, 2, 3, 4]
 
 
+def test_after_a_torn_write_that_cannot_be_cut_off_a_new_segment_begins() -> None:
+    disk = MemoryDisk()
+    rig = Rig(disk)
+    rig.way.away = True
+    rig.put(2, size=300)
+    rig.turn()
+
+    def refuse(what: str, folder: str, file: str) -> None:
+        if what == "truncate":
+            raise OSError("no")
+
+    disk.faults.before, disk.faults.tear = refuse, 40
+    rig.put(1, size=600)
+    rig.clock.advance(AGAIN_US)
+    rig.put(2, size=300)
+    assert on_disk(disk) == [0, 1, 2, 3, 4]
+    assert sum(map(len, disk.faults.folders.values())) == 2
+    rig.way.away = False
+    rig.turn(2)
+    assert rig.arrived == [0, 1, 2, 3, 4]
+    assert disk.names() == []
+
+
+def test_what_the_broker_had_of_a_segment_is_not_sent_again_by_the_next_process() -> None:
+    disk = MemoryDisk()
+    rig = Rig(disk)
+    rig.way.away = True
+    rig.put(10)
+    rig.turn()
+    for seq in range(6):
+        rig.outbox.acknowledge(seq)
+    rig.end()
+    assert on_disk(disk) == [6, 7, 8, 9]
+    assert rig.counters["samples_spooled"] == 4
+
+
+def test_a_disk_that_was_taken_away_holds_up_live_records_for_a_minute_at_most() -> None:
+    disk = MemoryDisk()
+    rig = Rig(disk)
+    rig.way.away = True
+    rig.put(5)
+    rig.turn()
+    rig.way.away = False
+    disk.faults.unreadable = True
+    rig.put(1)
+    rig.turn(80)
+    rig.clock.advance(AGAIN_US)
+    rig.put(1)
+    rig.turn(20)
+    assert rig.counters["dropped_spool"] == 6
+    disk.faults.unreadable = False
+    rig.put(1)
+    rig.turn(20)
+    assert rig.arrived[-1] == 7
+
+
 def test_a_disk_that_cannot_be_written_leaves_samples_in_memory_and_is_named_once() -> None:
     disk = MemoryDisk()
     disk.faults.broken = True
