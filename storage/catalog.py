@@ -1,25 +1,29 @@
 """``catalog.duckdb``: a small DuckDB database of the views over the current files, for any DuckDB client.
 
 It holds no rows. It is written beside and renamed, so that a reader that has the old one open is not
-disturbed. The paths in it are absolute: after the folder was moved, ``driftline sql`` (which reads the
-tables' own logs) still works, and the next sink writes the catalog anew.
+disturbed; a file lock keeps two sinks from writing it at once. The paths in it are absolute: after the folder
+was moved, ``driftline sql`` (which reads the tables' own logs) still works, and the next sink writes the
+catalog anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 
+from driftline.storage.alone import alone
 from driftline.storage.relations import identifier, source, text
 from driftline.storage.tables import TABLES, TableName
 from driftline.storage.views import BASE_VIEW, VIEWS, statements
 
 CATALOG = "catalog.duckdb"
-_TEMPORARY = ".catalog-*.tmp*"
+_TEMPORARY = ".catalog.tmp"
+_LOCK = "_catalog"
+"""Beside the files of a table: in the root itself there is nothing but tables and the catalog."""
 
 
 def define(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
@@ -46,17 +50,28 @@ def define_tables(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Seque
         db.execute(f"COMMENT ON VIEW {view} IS {text(TABLES[name].row)}")
 
 
-def write(root: Path, files: Mapping[TableName, Sequence[str]]) -> None:
-    """Replaces the catalog in ``root``."""
-    temporary = root / f".catalog-{os.getpid()}.tmp"
-    temporary.unlink(missing_ok=True)
-    with duckdb.connect(str(temporary)) as db:
-        define(db, files)
-    os.replace(temporary, root / CATALOG)
+def write(root: Path, files: Callable[[], Mapping[TableName, Sequence[str]]]) -> bool:
+    """Replaces the catalog in ``root``; False if another process does so now.
+
+    ``files`` is asked when nobody else writes, so that no older catalog replaces a newer one. Raises
+    duckdb.Error, OSError and what ``files`` raises.
+    """
+    with alone(root / "log" / _LOCK) as mine:
+        if not mine:
+            return False
+        clean(root)  # also what a sink that was killed left
+        temporary = root / _TEMPORARY
+        try:
+            with duckdb.connect(str(temporary)) as db:
+                define(db, files())
+            os.replace(temporary, root / CATALOG)
+        finally:
+            clean(root)
+    return True
 
 
 def clean(root: Path) -> None:
-    """Removes what a sink that was killed left of an unfinished catalog."""
-    for left in root.glob(_TEMPORARY):
+    """Removes an unfinished catalog."""
+    for left in root.glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):
             left.unlink()

@@ -11,12 +11,10 @@ Only local folders so far.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -28,6 +26,7 @@ from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transactio
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.storage.alone import alone
 from driftline.storage.relations import source
 from driftline.storage.resume import READ, read_seen
 from driftline.storage.seen import Seen
@@ -64,6 +63,19 @@ class Lake:
         for name in TABLES:
             self._handles[name] = self._open(name)
             self._compacted.setdefault(name, 0)
+
+    def refresh(self) -> None:
+        """Shows what others committed since, faster than :meth:`reload`. Raises Unavailable."""
+        try:
+            for handle in self._handles.values():
+                handle.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"the tables in {self.root} cannot be read: {error}") from error
+
+    @property
+    def id(self) -> str:
+        """Made with the tables, the same for all who open them."""
+        return str(self._handles["log"].metadata().id)
 
     def files(self, name: TableName) -> list[str]:
         """Absolute paths of the Parquet files that make up the table now."""
@@ -169,11 +181,13 @@ class Lake:
     ) -> dict[str, Any] | None:
         """What ``rewrite`` gives of the table as it is now, while nobody else may rewrite it.
 
-        None if somebody else does so now, empty if a commit of somebody else came in between.
+        delta-rs 1.6.6 lets two compactions of the same files both land, and then every row is there twice;
+        nor does it keep a compaction's application transactions [measured]. So each takes a lock and then
+        loads the table. None if somebody else does so now, empty if somebody's commit came in between.
         """
         try:
-            with _only_rewriter(self.root / name) as alone:
-                if not alone:
+            with alone(self.root / name / "_compacting") as mine:
+                if not mine:
                     return None
                 handle = self._handles[name] = DeltaTable(str(self.root / name))
                 return rewrite(handle)
@@ -202,23 +216,6 @@ class Lake:
         if missing:
             raise BadData(f"{path} lacks the columns {', '.join(missing)}: it was made by another version")
         return handle
-
-
-@contextlib.contextmanager
-def _only_rewriter(folder: Path) -> Iterator[bool]:
-    """Whether nobody else compacts the table or deletes from it; if so, nobody does until the block ends.
-
-    delta-rs 1.6.6 lets two compactions of the same files both land, and then every row is there twice; nor
-    does it keep a compaction's application transactions [measured]. So each takes this lock and then loads
-    the table. The system frees the lock of a process that died.
-    """
-    with (folder / "_compacting").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def writer_properties(name: TableName) -> WriterProperties:

@@ -2,23 +2,24 @@
 
     poll -> rows -> (after commit_us or commit_rows) one commit per table, with each partition's offset
 
-Positions come from the tables' own transactions, never from a consumer group: at start, and after any
-conflict or failed write, everything that waits is dropped, the positions are read again, and each partition
-is read from the smallest position of the tables it feeds; a table that is further on skips what it has. One
-sink reads all partitions. A second one on the same tables does no harm and no good: every commit of one makes
-the other start again.
+Positions come from the tables' own transactions, never from a consumer group (:mod:`.core`). The group only
+divides the partitions between the sinks of the same tables (:mod:`.membership`): start a second one, and each
+reads half; when one ends, is killed or paused, the others read its part within seconds. Whenever its share
+changes, a sink commits what waits, reads positions and marks again and goes on from there. Where two believe
+that a partition is theirs, the tables refuse the commit of one, which then starts again.
 
 A table that got no rows is moved on by an empty commit every ``EMPTY_US`` and at the end. Ticks alone wait
-that long too. Every hour it deletes what ``storage.retention`` no longer keeps (:mod:`.upkeep`).
+that long too. Every hour the sink that has partition 0 deletes what ``storage.retention`` no longer keeps
+(:mod:`.upkeep`).
 
-On SIGTERM or Ctrl-C the sink first reads what the topics held at that moment (at most ``CATCH_UP_US``),
-commits, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the reading. So stop the
-producers and stream workers first, the sink last. Told to stop while broker or disk are away, it tries once
-more and says if something stays for the next sink.
+On SIGTERM or Ctrl-C the sink first reads what its partitions held at that moment (at most ``CATCH_UP_US``),
+commits, leaves the group, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the
+reading. So stop the producers and stream workers first, the sinks last. Told to stop while broker or disk are
+away, it tries once more and says if something stays for the next sink.
 
 Broker away: one line, then tries again until it answers. Folder not writable, or refused by the broker, at
-start: one line, exit code 2.
-Disk full or a failed write later: one line, nothing is committed, tries again.
+start: one line, exit code 2. Disk full or a failed write later: one line, nothing is committed, tries again.
+While trouble lasts, the line comes again every minute.
 """
 
 from __future__ import annotations
@@ -28,24 +29,22 @@ import logging
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka.errors import KafkaError
 
-from driftline import admin, handshake
 from driftline.clock import SECOND_US, Clock, SystemClock
-from driftline.connection import kafka_python
 from driftline.errors import BadData, Refused, SettingsError, Unavailable
-from driftline.records import Record
 from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.dead_letters import DeadLetters
 from driftline.storage.lake import Lake
+from driftline.storage.membership import Membership
+from driftline.storage.reading import Reader, reading
 from driftline.storage.store import Conflict
-from driftline.storage.tables import FEEDS
+from driftline.storage.trouble import Trouble
 from driftline.storage.upkeep import Upkeep
 from driftline.visible import visible
 
@@ -53,9 +52,8 @@ EMPTY_US = 30 * SECOND_US
 CATCH_UP_US = 15 * SECOND_US
 _HEALTH_US = 10 * SECOND_US
 _RETRY_US = SECOND_US
-_QUIET_US = 10 * SECOND_US
-_POLL_MS = 200
-_POLL_RECORDS = 4_000
+_NO_GROUP_US = 20 * SECOND_US
+"""A sink that has no partitions for so long says why."""
 _MAX_WAITING_BYTES = 256 * 1024 * 1024
 
 Say = Callable[[str], None]
@@ -114,7 +112,7 @@ class _Stopping:
 
 
 class Sink:
-    """One sink over all partitions; :meth:`run` is its life.
+    """One sink; :meth:`run` is its life.
 
     Raises SettingsError or BadData where the folder or its tables cannot be used.
     """
@@ -127,17 +125,19 @@ class Sink:
         self._lake = Lake(settings.storage.root)
         self._core = SinkCore(self._lake)
         self._counts = self._core.counts
-        self._spots: dict[Any, Spot] = {}
         self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
         self._dead = DeadLetters(settings.kafka, clock)
+        self._trouble = Trouble()
+        self._membership: Membership | None = None
+        self._mine: frozenset[int] | None = None
+        """The partitions that are being read; None: none yet, or no longer."""
+        self._said_share: frozenset[int] | None = None
         now = clock.steady_us()
         self._waiting_since: int | None = None
-        self._last_empty = self._last_health = now
+        self._last_empty = self._last_health = self._last_resume = now
         self._last_said: Counter[str] = Counter()
-        self._last_heard = now
         self._behind = 0
         """Records that the topics had and we had not, when last looked."""
-        self._trouble: str | None = None
         self._let_in = False
         """The broker has let us in before."""
 
@@ -149,18 +149,22 @@ class Sink:
         Told to stop while it has no session, it tries one more, to store what the topics hold.
         """
         done = last = False
-        while not (done or last or stopping.hurry):
-            last = stopping.event.is_set()
-            try:
-                self._session(stopping)
-                done = True
-            except (Unavailable, KafkaError) as error:
-                if isinstance(error, Refused) and not self._let_in:
-                    raise error.at_start() from error
-                self._wait(str(error), stopping)
-            except Conflict as error:
-                self._counts["conflicts"] += 1
-                self._wait(f"another sink writes the same tables: {error}", stopping)
+        try:
+            while not (done or last or stopping.hurry):
+                last = stopping.event.is_set()
+                try:
+                    self._session(stopping)
+                    done = True
+                except (Unavailable, KafkaError) as error:
+                    if isinstance(error, Refused) and not self._let_in:
+                        raise error.at_start() from error
+                    self._wait(str(error), stopping)
+                except Conflict as error:
+                    self._counts["conflicts"] += 1
+                    self._wait(f"another sink wrote what this one was about to: {error}", stopping)
+        finally:
+            if self._membership is not None:
+                self._membership.close()
         if not done:
             self._say("sink: stopped before all was stored; the next sink goes on where this one stood")
         self._upkeep.finish()
@@ -168,126 +172,97 @@ class Sink:
 
     def _session(self, stopping: _Stopping) -> None:
         """From connecting to the end or the first trouble."""
-        uuids = admin.ensure_topics(self._kafka)
-        self._let_in = True
-        with self._consumer() as consumer:
-            self._resume(consumer, uuids)
+        with reading(self._kafka, self._clock) as reader:
+            self._let_in = True
+            self._mine = None
+            self._last_resume = self._clock.steady_us()
+            if self._membership is None:
+                session_us = self._storage.session_timeout_us
+                group = f"sink-{self._lake.id}"
+                self._membership = Membership(self._kafka, group, session_us=session_us, clock=self._clock)
             while not stopping.event.is_set():
-                self._read(consumer)
-                self._on_time(consumer)
-            self._catch_up(consumer, stopping)
-            self._commit(empty=True)
+                self._turn(reader, self._membership)
+            self._catch_up(reader, self._membership, stopping)
+            if self._mine is None:
+                raise Unavailable(self._membership.trouble or "the group gave this sink no answer")
+            self._commit(reader, empty=True)
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
-        """One line for a new trouble, then a pause, unless told to stop."""
-        if trouble != self._trouble:
-            self._say(f"sink: waiting, trying again every second: {trouble}")
-            self._trouble = trouble
+        """A line for a new trouble, or one that lasts; then a pause, unless told to stop."""
+        if line := self._trouble.line(trouble, self._clock.steady_us()):
+            self._say(f"sink: waiting, trying again every second: {line}")
         stopping.event.wait(_RETRY_US / SECOND_US)
 
     # --- reading -------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _consumer(self, **options: Any) -> Iterator[Any]:
-        consumer = KafkaConsumer(
-            client_id="driftline-sink",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            allow_auto_create_topics=False,
-            fetch_max_wait_ms=_POLL_MS,
-            max_partition_fetch_bytes=8 * 1024 * 1024,
-            bootstrap_timeout_ms=5_000,
-            **kafka_python(handshake.let_in(self._kafka)),
-            **options,
-        )
-        try:
-            yield consumer
-        finally:
-            with contextlib.suppress(KafkaError):
-                consumer.close(autocommit=False)
+    def _turn(self, reader: Reader, membership: Membership) -> None:
+        """One round: follow the group, read, and do what is due."""
+        membership.beat()
+        partitions = membership.partitions
+        if partitions is None:
+            self._mine = None
+            waited = self._clock.steady_us() - self._last_resume
+            if waited > _NO_GROUP_US:
+                raise Unavailable(membership.trouble or f"group {membership.group} is being divided anew")
+            time.sleep(0.05)
+            return
+        if partitions != self._mine:
+            self._follow(reader, partitions)
+        for spot, records in reader.poll().items():
+            self._core.take(spot, records)
+        self._on_time(reader)
 
-    def _resume(self, consumer: Any, uuids: dict[str, str]) -> None:
-        """Forgets what waits, reads positions and marks from the tables, and seeks there."""
-        topics = self._kafka.topics
-        self._spots = {
-            TopicPartition(topics[name], partition): Spot(name, uuids[topics[name]], partition)
-            for name in FEEDS
-            for partition in range(self._kafka.partitions)
-        }
-        consumer.assign(list(self._spots))
-        oldest = admin.offsets(consumer.beginning_offsets, self._spots)
-        starts = self._core.resume({spot: oldest[place] for place, spot in self._spots.items()})
-        for place, spot in self._spots.items():
-            consumer.seek(place, starts[spot])
+    def _follow(self, reader: Reader, partitions: frozenset[int]) -> None:
+        """Takes over these partitions, after a commit of what waits of the old ones."""
+        if self._mine is not None:
+            try:
+                self._commit(reader)
+            except Conflict:
+                self._counts["conflicts"] += 1  # the others were faster: what waited they will read
+        self._mine = None
+        starts = self._core.resume(reader.assign(partitions))
+        reader.seek(starts)
+        self._mine = partitions
         for gap in self._core.gaps:
             self._say(
-                f"sink: {topics[gap.spot.topic]}/{gap.spot.partition} no longer has offsets {gap.first} to "
-                f"{gap.last}: their rows are lost (raise the topic's retention above the sink's longest "
-                "outage)"
+                f"sink: {self._kafka.prefix}{gap.spot.topic}/{gap.spot.partition} no longer has offsets "
+                f"{gap.first} to {gap.last}: their rows are lost (raise the topic's retention above the "
+                "sink's longest outage)"
             )
         self._waiting_since = None
-        self._last_heard = self._clock.steady_us()
-        if self._trouble is None:
-            self._say(f"sink: reading from {self._kafka.bootstrap} into {self._lake.root}")
+        self._last_resume = self._clock.steady_us()
+        if self._trouble.quiet or partitions != self._said_share:
+            self._said_share = partitions
+            self._say(f"sink: reading from {self._kafka.bootstrap} into {self._lake.root}: {self._share()}")
 
-    def _read(self, consumer: Any) -> int:
-        """One poll; returns the number of records."""
-        try:
-            polled = consumer.poll(timeout_ms=_POLL_MS, max_records=_POLL_RECORDS)
-        except OffsetOutOfRangeError as error:
-            raise Unavailable(
-                f"the broker does not have the position that the tables stand at ({error}); if its log was "
-                "cut, delete the topic: driftline makes it anew and keeps all rows"
-            ) from error
-        now = self._clock.steady_us()
-        if polled:
-            self._last_heard = now
-            if self._trouble is not None:
-                self._say("sink: going on")
-            self._trouble = None
-        elif now - self._last_heard > _QUIET_US:
-            self._last_heard = now  # the client hides a lost broker: ask it something that must be answered
-            admin.offsets(consumer.beginning_offsets, [next(iter(self._spots))], timeout_ms=5_000)
-        for place, found in polled.items():
-            records = (Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found)
-            self._core.take(self._spots[place], records)
-        return sum(map(len, polled.values()))
+    def _share(self) -> str:
+        mine = sorted(self._mine or ())
+        if len(mine) == self._kafka.partitions:
+            return "all partitions"
+        return f"partitions {', '.join(map(str, mine))}" if mine else "nothing (others have all partitions)"
 
-    def _catch_up(self, consumer: Any, stopping: _Stopping) -> None:
+    def _catch_up(self, reader: Reader, membership: Membership, stopping: _Stopping) -> None:
         """Reads to the end of what is there, within a bound."""
         until = self._clock.steady_us() + CATCH_UP_US
-        ends = self._ends(consumer, stopping, until)
-        while True:
-            self._behind = sum(max(0, end - consumer.position(spot)) for spot, end in ends.items())
-            if not self._behind or stopping.hurry or self._clock.steady_us() > until:
+        ends: dict[Spot, int] = {}
+        asked: frozenset[int] | None = None
+        while not stopping.hurry:
+            if self._mine is not None and self._mine != asked:
+                left_us = until - self._clock.steady_us()
+                ends, asked = reader.ends(left_us, give_up=lambda: stopping.hurry), self._mine
+            self._behind = reader.short_of(ends)
+            done = self._mine is not None and not self._behind
+            if done or self._clock.steady_us() > until:
                 return
-            self._read(consumer)
-            self._on_time(consumer)
-
-    def _ends(self, consumer: Any, stopping: _Stopping, until: int) -> dict[Any, int]:
-        """Where each partition ends now: the high watermark in the first fetch of another consumer.
-
-        Ours tells only of partitions that it has come to, and the embedded broker's ListOffsets is wrong.
-        """
-        with self._consumer(fetch_max_bytes=1) as scout:
-            scout.assign(consumer.assignment())
-            for spot in consumer.assignment():
-                scout.seek(spot, consumer.position(spot))
-            while True:
-                scout.poll(timeout_ms=_POLL_MS)
-                ends = {spot: scout.highwater(spot) for spot in consumer.assignment()}
-                if None not in ends.values() or stopping.hurry:
-                    return {spot: end for spot, end in ends.items() if end is not None}
-                if self._clock.steady_us() > until:
-                    raise Unavailable(f"{self._kafka.bootstrap} does not say where its topics end")
+            self._turn(reader, membership)
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def _on_time(self, consumer: Any) -> None:
+    def _on_time(self, reader: Reader) -> None:
         """Retention, commits, the catalog and the health line, each when it is due."""
-        telemetry = next(spot for spot in self._spots.values() if spot.topic == "telemetry")
-        self._upkeep.expire(telemetry.uuid, self._kafka.partitions)
+        if self._mine and 0 in self._mine:
+            telemetry = reader.uuids[self._kafka.topics["telemetry"]]
+            self._upkeep.expire(telemetry, self._kafka.partitions)
         now = self._clock.steady_us()
         if self._core.pressing and self._waiting_since is None:
             self._waiting_since = now
@@ -296,15 +271,16 @@ class Sink:
         full = self._core.waiting >= self._storage.commit_rows
         full = full or self._core.waiting_bytes > _MAX_WAITING_BYTES
         if late or full or empty:
-            self._commit(empty=empty)
+            self._commit(reader, empty=empty)
             self._upkeep.compact()
         self._upkeep.renew_catalog()
         if now - self._last_health >= _HEALTH_US:
-            self._behind = _lag(consumer)
+            self._behind = reader.lag()
             self._health()
 
-    def _commit(self, *, empty: bool) -> None:
+    def _commit(self, reader: Reader, *, empty: bool = False) -> None:
         """Commits what waits; with ``empty`` also moves on the tables that got no rows."""
+        reader.check()
         if self._core.letters:
             self._dead.send(self._core.letters)
             self._core.letters.clear()
@@ -314,6 +290,9 @@ class Sink:
                 self._upkeep.changed()
         if empty:
             self._last_empty = self._clock.steady_us()
+        if not self._trouble.quiet:
+            self._say("sink: going on")
+            self._trouble.over()
 
     def _health(self) -> None:
         """One line of counters, if any of them moved."""
@@ -328,12 +307,6 @@ class Sink:
         self._say(
             "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])
         )
-
-
-def _lag(consumer: Any) -> int:
-    """Records between the reading positions and the high watermarks of the last fetches."""
-    spots = consumer.assignment()
-    return sum(max(0, (consumer.highwater(spot) or 0) - consumer.position(spot)) for spot in spots)
 
 
 def _to_stderr(line: str) -> None:

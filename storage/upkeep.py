@@ -46,7 +46,6 @@ class Upkeep:
         self._last_catalog = clock.steady_us()
         self._next_expiry = self._last_catalog + FIRST_US
         self._changed = True
-        catalog.clean(lake.root)
 
     def changed(self) -> None:
         """To be called after rows were committed: the catalog lacks their files."""
@@ -99,9 +98,15 @@ class Upkeep:
             self._write_catalog()
 
     def _write_catalog(self) -> None:
-        self._changed, self._last_catalog = False, self._clock.steady_us()
+        self._last_catalog = self._clock.steady_us()
         try:
-            catalog.write(self._lake.root, {name: self._lake.files(name) for name in TABLE_NAMES})
-        except (duckdb.Error, OSError) as error:
+            self._changed = not catalog.write(self._lake.root, self._files)
+        except (duckdb.Error, OSError, Unavailable) as error:
+            self._changed = False
             self._counts["catalog_errors"] += 1
             self._say(f"sink: {catalog.CATALOG} was not renewed (rows are safe): {error}")
+
+    def _files(self) -> dict[TableName, list[str]]:
+        """The files of all tables now, those of other sinks too."""
+        self._lake.refresh()
+        return {name: self._lake.files(name) for name in TABLE_NAMES}

@@ -30,7 +30,7 @@ def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
     """
     client = connect(settings)
     try:
-        return _ensure(client, settings)
+        return ensure(client, settings)
     except KafkaError as error:
         raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
     finally:
@@ -106,7 +106,13 @@ def partitions(settings: KafkaSettings, topic: str) -> int | None:
     return len(found[topic]["partitions"]) if topic in found else None
 
 
-def _ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
+def uuids(client: KafkaAdminClient, names: list[str]) -> dict[str, str]:
+    """Full topic name -> UUID of those topics that exist. Raises KafkaError."""
+    return {name: str(topic["topic_id"]) for name, topic in _described(client, names).items()}
+
+
+def ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
+    """:func:`ensure_topics` over a client that is connected. Raises KafkaError too."""
     names = {settings.prefix + spec.name: spec for spec in SPECS}
     found = _described(client, list(names))
     missing = [name for name in names if name not in found]

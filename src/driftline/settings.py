@@ -78,6 +78,8 @@ class StorageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     commit_rows: int = 500_000
     catalog_us: int = 3_000_000
     """``catalog.duckdb`` is renewed at most this often."""
+    session_timeout_us: int = 10_000_000
+    """A sink that was silent for so long loses its partitions to the others."""
 
 
 class EvaluatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -63,6 +63,7 @@ def build(file: File, where: Where) -> Settings:
             commit_us=file.storage.commit,
             commit_rows=file.storage.commit_rows,
             catalog_us=file.storage.catalog,
+            session_timeout_us=file.storage.session_timeout,
         ),
         evaluator=_evaluator(file, where),
         pipeline=_pipeline(file, where),

@@ -99,6 +99,15 @@ class Storage(Block, frozen=True, kw_only=True):
     catalog: Annotated[int, Key("catalog.duckdb is renewed at most this often.", "duration", low=100_000)] = (
         _STORAGE.catalog_us
     )
+    session_timeout: Annotated[
+        int,
+        Key(
+            "A sink that was silent for so long loses its partitions to the other sinks. Apache Kafka "
+            "refuses less than 6s.",
+            "duration",
+            low=6_000_000,
+        ),
+    ] = _STORAGE.session_timeout_us
 
 
 class Window(Block, frozen=True, kw_only=True):

@@ -165,7 +165,9 @@ class Harness:
     """A sink on a real broker, and a producer for what it reads."""
 
     def __init__(self, kafka: KafkaSettings, root: Path) -> None:
-        storage = StorageSettings(root=str(root), commit_us=300_000, catalog_us=300_000)
+        storage = StorageSettings(
+            root=str(root), commit_us=300_000, catalog_us=300_000, session_timeout_us=6_000_000
+        )
         self.kafka = kafka
         self.root = root
         self.settings = Settings(kafka=kafka, storage=storage)

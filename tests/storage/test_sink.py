@@ -19,7 +19,7 @@ from driftline import admin, events, records
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.settings import Settings, StorageSettings
-from driftline.storage import sink as sink_module
+from driftline.storage import reading
 from driftline.storage.lake import Lake
 from driftline.storage.sink import run_sink
 from driftline.storage.store import App
@@ -121,6 +121,7 @@ def test_a_killed_sink_resumes_without_loss_or_double(real: Any, make: Any) -> N
         "DRIFTLINE_KAFKA__PARTITIONS": str(real.kafka.partitions),
         "DRIFTLINE_STORAGE__ROOT": str(real.root),
         "DRIFTLINE_STORAGE__COMMIT": "50ms",
+        "DRIFTLINE_STORAGE__SESSION_TIMEOUT": "6s",
         "PYTHONUNBUFFERED": "1",
     }
     done = threading.Event()
@@ -261,7 +262,7 @@ def test_a_slow_disk_does_not_shorten_the_last_reading(
 ) -> None:
     """Commits that take longer than everything else: what no fetch has told of by then is stored as well."""
     harness = request.getfixturevalue(broker)
-    monkeypatch.setattr(sink_module, "_POLL_RECORDS", 1)
+    monkeypatch.setattr(reading, "_POLL_RECORDS", 1)
     commit = Lake.commit
 
     def slow(lake: Lake, name: Any, *arguments: Any) -> None:
