@@ -22,6 +22,8 @@ from .world import Actor, RawRanks, Trainers, write_settings
 SLACK = 40
 """Records that a group's offset, or a table, may lack: ticks alone are saved and stored seldom."""
 TRAINER_STEPS = 300
+SKIPPED = 1_500
+"""Records at least that a group skips, so that its worker has something to read from the log."""
 STOP_S = 120.0
 """The longest that a process may take to end after SIGTERM."""
 
@@ -93,6 +95,10 @@ class Loop:
             self._add(1)
             self._wait(lambda: all(actor.ready for actor in self._actors), "the second of each works")
             self.plan.say("from here on two of each")
+        if self.report.kills == 1 and not self._second:  # a worker tells its counts every ten seconds
+            self._wait(
+                lambda: self._filled() >= SKIPPED, "a worker tells that it read what its group skipped"
+            )
         if fault.haste_s is None or not self.report.kills:
             self._wait_until_well()
             self._wait(lambda: self._frames() >= self._struck_at + self.plan.between, "frames come in")
@@ -126,7 +132,7 @@ class Loop:
         self.plan.say(f"ranks have ended; {self._progress.behind} records behind")
         self._wait(lambda: self._has_read(ends, evals_end), "everything is read and stored")
         self._wait(lambda: not self._progress.open_requests(), "every request is answered")
-        self.report.filled = sum(a.counted("filled") for a in self._actors if a.role == "streams")
+        self.report.filled = self._filled()
         for role in ("evaluator", "scheduler", "streams", "sink"):
             of_role = [actor for actor in self._actors if actor.role == role]
             for actor in of_role:
@@ -164,11 +170,19 @@ class Loop:
 
     def _start(self, actor: Actor, fault: Fault | None = None) -> None:
         alone = all(a.state == "down" for a in self._actors if a.role == actor.role)
-        if fault is not None and fault.skips and alone and not self._progress.skip_to_the_end():
-            self._after(0.5, lambda: self._start(actor, fault))  # its session has not ended yet
+        if fault is not None and fault.skips and alone and not self._skip():
+            self._after(0.5, lambda: self._start(actor, fault))
             return
         self._marks[actor] = self._mark()
         actor.start()
+
+    def _skip(self) -> bool:
+        """False if its session has not ended yet, or if too few records have come since."""
+        missed = sum(self._progress.ends) - sum(self._progress.applied)
+        return missed >= SKIPPED and self._progress.skip_to_the_end()
+
+    def _filled(self) -> int:
+        return sum(actor.counted("filled") for actor in self._actors if actor.role == "streams")
 
     def _resume(self, actor: Actor) -> None:
         self._marks[actor] = self._mark()
