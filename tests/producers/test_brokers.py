@@ -15,6 +15,7 @@ import driftline
 from driftline import events, frames, records
 from driftline.admin import connect, ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
+from driftline.producers.kafka_transport import KafkaTransport
 from driftline.settings import SdkSettings, Settings
 from driftline.topics import partition_of
 
@@ -162,16 +163,44 @@ def test_a_broker_that_dies_for_good_ends_in_bounded_time(
     assert "Exception ignored" not in capfd.readouterr().err
 
 
+def limit(settings: KafkaSettings, limit_bytes: int) -> None:
+    """Has the topic take no larger batches; returns when the broker says so, which takes it a moment."""
+    topic, name = settings.topics["telemetry"], "max.message.bytes"
+    with contextlib.closing(connect(settings)) as admin:
+        admin.alter_configs([ConfigResource("TOPIC", topic, {name: str(limit_bytes)})])
+        end = time.monotonic() + 60
+        while True:
+            found = admin.describe_configs([ConfigResource("TOPIC", topic, [name])], config_filter="all")
+            if found["topic"][topic][name]["value"] == str(limit_bytes):
+                return
+            assert time.monotonic() < end, found
+            time.sleep(0.1)
+
+
+@pytest.mark.kafka
+def test_nothing_gets_in_behind_a_record_that_is_too_large(kafka: Any, wait_for: Any) -> None:
+    """Else what is cut and sent later would have lower numbers than what readers have seen."""
+    settings = kafka.settings()
+    ensure_topics(settings)
+    limit(settings, 60_000)
+    way = KafkaTransport(settings, "r")
+    way.open(timeout_us=20_000_000, notify=lambda: None)
+    for seq, size in enumerate((10, 200_000, 10, 10)):
+        way.send(seq, random.Random(seq).randbytes(size))
+    found: list[Any] = []
+    wait_for(lambda: found.extend(way.outcomes()) or len(found) == 4, 60)
+    assert {outcome.seq for outcome in found if outcome.error is None} <= {0}
+    assert [outcome.seq for outcome in found if outcome.too_large] == [1]
+    way.close(timeout_us=0)
+
+
 @pytest.mark.kafka
 @pytest.mark.parametrize("limit_bytes", [1024 * 1024, 60_000])
 def test_one_call_with_40000_names_between_small_ones_arrives(kafka: Any, limit_bytes: int) -> None:
     """Case 17: at the usual limit, and at a topic that takes less than the SDK's own frames."""
     settings = kafka.settings()
     ensure_topics(settings)
-    admin = connect(settings)
-    topic = ConfigResource("TOPIC", settings.topics["telemetry"], {"max.message.bytes": str(limit_bytes)})
-    admin.alter_configs([topic])
-    admin.close()
+    limit(settings, limit_bytes)
     chance = random.Random(17)
     names = [f"layer {at}: {chance.randbytes(10).hex()}" for at in range(40_000)]
     run = start(settings, exit_us=60_000_000)

@@ -49,7 +49,7 @@ def ten(run, name):
 
 def join(*processes):
     for process in processes:
-        process.join(60)
+        process.join(150)
     return [process.exitcode for process in processes]
 """
 
@@ -403,7 +403,7 @@ def _read(settings: KafkaSettings, ends: int) -> list[Any]:
     consumer.assign([place])
     consumer.seek_to_beginning(place)
     found: list[Any] = []
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while sum(isinstance(record, events.ProcessEnded) for record in found) < ends:
         assert time.monotonic() < until, found
         for messages in consumer.poll(timeout_ms=200).values():
