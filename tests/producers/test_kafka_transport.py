@@ -51,7 +51,7 @@ class Client:
 def opened(monkeypatch: pytest.MonkeyPatch) -> KafkaTransport:
     monkeypatch.setattr("kafka.KafkaProducer", Client)
     monkeypatch.setattr(kafka_transport, "_probe", lambda servers, timeout_s: None)
-    monkeypatch.setattr(kafka_transport.handshake, "check", lambda settings, timeout_s: None)
+    monkeypatch.setattr(kafka_transport.handshake, "let_in", lambda settings, timeout_s: settings)
     way = KafkaTransport(KafkaSettings(), "run")
     way.open(timeout_us=1_000_000, notify=lambda: None)
     return way
@@ -71,9 +71,10 @@ def test_nothing_behind_a_record_that_failed_is_sent_before_it(opened: KafkaTran
     assert [(o.seq, o.error is None) for o in opened.outcomes()] == [(0, True), (1, False)]
 
 
-def test_a_record_that_is_refused_for_good_does_not_stop_the_others(opened: KafkaTransport) -> None:
+def test_so_it_is_behind_a_record_that_is_too_large(opened: KafkaTransport) -> None:
+    """It is cut, and its parts keep its place."""
     client: Any = opened._producer
     opened.send(0, b"x")
     client.futures[0].failure(errors.MessageSizeTooLargeError("no"))
-    assert client._sender.told == []
-    assert [o.final for o in opened.outcomes()] == [True]
+    assert client._sender.told == ["initiate_close", "force_close"]
+    assert [(o.final, o.too_large) for o in opened.outcomes()] == [(True, True)]
