@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test lint constraints clean
+.PHONY: help setup demo test sim lint constraints clean
+SEEDS ?= 200
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -24,6 +25,9 @@ demo: setup  ## run the demonstration: a real training, watched, evaluated, stor
 
 test: setup  ## run all tests
 	@$(BIN)/pytest
+
+sim: setup  ## simulate SEEDS=200 lives of the whole system, with every fault that has a name
+	@PYTHONPATH=tests/sim $(BIN)/python -m simulation --seeds $(SEEDS) $(SIM)
 
 lint: setup  ## formatter, linter and types
 	$(BIN)/ruff format --check .

@@ -1,0 +1,63 @@
+"""What is held in memory and on disk, looked at twice a second: nothing may grow beyond its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from driftline.producers.buffer import EVENT_RESERVE_BYTES
+from driftline.streams.shell.assignments import BUFFER_RECORDS
+
+if TYPE_CHECKING:
+    from .world import World
+
+OWN_APPENDS_MAX = 2
+"""Of a partition's worker under way to its own input: a tick and a configuration."""
+SINK_ROWS_MAX = 5_000
+SNAPSHOTS_MAX = 12
+"""Without a tombstone, of one partition, whoever wrote them."""
+
+
+def broken(world: World) -> Iterator[str]:
+    """What is beyond its bound now."""
+    sdk = world.settings.sdk
+    for rank in (rank for training in world.trainings for rank in training.ranks):
+        held = rank.worker.outbox.size_bytes
+        if held > sdk.buffer_bytes + EVENT_RESERVE_BYTES:
+            yield f"{rank.process} holds {held} bytes in memory"
+        if rank.run._queued > sdk.queue_samples:
+            yield f"{rank.process} has {rank.run._queued} samples in its queue"
+    for folder, files in world.disk.faults.folders.items():
+        size = sum(map(len, files.values()))
+        if size > sdk.spool_bytes + 2_000:  # a note of how far the broker has come, and headers
+            yield f"spool {folder} has {size} bytes"
+    for group in world._groups.values():
+        for client in group.clients:
+            yield from _tasks(client)
+    for sink in world.sinks.sinks:
+        if sink.core.waiting > SINK_ROWS_MAX:
+            yield f"{sink.life.name} holds {sink.core.waiting} rows"
+
+
+def _tasks(client: object) -> Iterator[str]:
+    (handler,) = client.on_partitions_revoked.handlers  # type: ignore[attr-defined]
+    for task in handler.__self__._assignments.tasks.values():
+        if task.buffered > BUFFER_RECORDS + 1:
+            yield f"partition {task.partition} buffers {task.buffered} records"
+        if task.tick_lane.pending > OWN_APPENDS_MAX:
+            yield f"partition {task.partition} has {task.tick_lane.pending} ticks under way"
+
+
+def too_many_snapshots(world: World) -> Iterator[str]:
+    """At rest few snapshots of a partition are left."""
+    topic = world.broker.topics[world.settings.kafka.topics["state"]]
+    for log in topic.logs:
+        log.compact()
+        left: dict[str, set[str]] = {}
+        for record in log.records:
+            if record.value is not None and record.key is not None:
+                app, uuid, partition, offset, writer, _ = record.key.decode().split("/")
+                left.setdefault(f"{app}/{uuid}/{partition}", set()).add(f"{offset}/{writer}")
+        for source, found in left.items():
+            if len(found) > SNAPSHOTS_MAX:
+                yield f"{len(found)} snapshots of {source} are left"
