@@ -11,6 +11,9 @@ from collections import Counter
 
 from . import seeds
 
+FAILURES_TOLD = 10
+"""After so many it stops."""
+
 
 def main() -> int:
     """0 if everything held in all seeds."""
@@ -35,6 +38,10 @@ def main() -> int:
             if outcome.problems:
                 failed += 1
                 print(seeds.told(outcome), flush=True)
+            if failed == FAILURES_TOLD:
+                print("and no more: so many seeds fail in the same way, mostly", flush=True)
+                pool.terminate()
+                break
             spent_s = time.monotonic() - began
             if done % 50 == 0:
                 print(f"{done} seeds, {failed} failed, {done / spent_s * 60:.0f} a minute", flush=True)

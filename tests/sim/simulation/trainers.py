@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from driftline import events
 from driftline.errors import Unavailable
+from driftline.identity import Identity
 from driftline.producers import worker as sdk
+from driftline.producers.birth import Birth
 from driftline.producers.run import Run
 from driftline.producers.spool_format import run_part
 from driftline.producers.transport import Outcome
@@ -92,6 +94,9 @@ class SimTransport:
     def forget(self) -> None:
         self._port = None
 
+    def again(self) -> SimTransport:
+        raise NotImplementedError("nobody forks in the simulation")
+
 
 class SimBell:
     """In the place of the SDK thread's bell: waiting lets virtual time pass."""
@@ -124,7 +129,7 @@ class Rank:
         self._silent_until_us = 0
         self._chance = world.chance(f"rank/{self.process}")
         settings = world.settings.sdk
-        self.run = Run(run_id=training.run, name="sim", process=self.process, rank=rank, settings=settings)
+        self.run = Run(Birth(self._identity(world_size), "sim", settings, world.settings.kafka))
         self.worker = sdk.Worker(
             queue=self.run._queue,
             drained=self.run._drained,
@@ -148,6 +153,19 @@ class Rank:
         self.run._worker = self.worker
         self.life.mourners += [self.disk.die, lambda: training.died(self)]
         self.life.later(self._chance.randrange(300_000), self._begin)
+
+    def _identity(self, world_size: int | None) -> Identity:
+        return Identity(
+            run=self._training.run,
+            run_source="argument",
+            process=self.process,
+            rank=self.rank,
+            world_size=world_size,
+            local_rank=None,
+            host="host",
+            role="trainer",
+            restart_hint=None,
+        )
 
     def _begin(self) -> None:
         self.worker.begin()
@@ -205,7 +223,7 @@ class Rank:
         """As ``Worker.run`` ends."""
         worker = self.worker
         deadline_us = self.clock.steady_us() + self._world.settings.sdk.exit_us
-        self.run._closed_as, self.run._room = "finished", -1
+        self.run._closed, self.run._room = True, -1
         worker.end("finished", deadline_us=deadline_us)
         worker.conclude()
         self.done = True

@@ -60,6 +60,7 @@ def settings_of(seed: int) -> Settings:
             buffer_bytes=chance.choice((20_000, 200_000)),
             spool_bytes=chance.choice((0, 20_000, 1_000_000)),
             spool_reserve_bytes=0,
+            protect_bytes=0,  # its checkpoints have no files
             queue_samples=200,
             system=(),
         ),
