@@ -47,8 +47,10 @@ async def recover(
     # The log's end only after the snapshots: another worker may have written both meanwhile.
     async with parts.open_log(parts.source_topic, source.partition) as view:
         bounds = await view.bounds()
-    # A UUID never comes back: while the topic has ours, all others that were seen are of topics before it.
-    stale = collected.foreign if collected.foreign and await parts.uuid_now() == parts.topic_uuid else []
+    # Only now: the log whose end was read is the one that the snapshots are of, or nothing is worked on.
+    if await parts.uuid_now() != parts.topic_uuid:
+        raise Unavailable(f"topic {parts.source_topic} was deleted or made again")
+    stale = collected.foreign  # a UUID never comes back: all others that were seen are of topics before ours
     cursor = _best(parts, source, collected, before, bounds.end)
     if cursor is None:
         _told(source, "the beginning,", 0, bounds.end)
