@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from driftline import handshake
 from driftline.admin import ensure_topics
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import BadRecord, Unavailable
 from driftline.evaluator.parcels import Parcel
 from driftline.events import Event, Unknown
@@ -74,14 +74,19 @@ class KafkaTransport:
         self._source = TopicPartition(settings.topics["assignments"], 0)
         try:
             # With a short delivery timeout the idempotent producer wedges once a batch expires.
-            self._producer = KafkaProducer(
-                **common, delivery_timeout_ms=DAY_MS, max_block_ms=5_000, linger_ms=5, compression_type="lz4"
+            self._producer = opened(
+                KafkaProducer,
+                **common,
+                delivery_timeout_ms=DAY_MS,
+                max_block_ms=5_000,
+                linger_ms=5,
+                compression_type="lz4",
             )
         except (KafkaError, OSError) as error:
             raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
         try:
-            self._consumer = KafkaConsumer(
-                **common, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
+            self._consumer = opened(
+                KafkaConsumer, **common, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
             )
             self._consumer.assign([self._source])
             self._consumer.seek_to_beginning(self._source)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Any
 
 from driftline import handshake
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
 from driftline.producers import forks
 from driftline.producers.transport import Outcome
@@ -80,7 +80,8 @@ class KafkaTransport:
 
         _quieten()
         try:
-            self._producer = kafka.KafkaProducer(
+            self._producer = opened(
+                kafka.KafkaProducer,
                 **kafka_python(reached),
                 client_id="driftline-sdk",
                 acks="all",

@@ -8,7 +8,7 @@ from kafka import KafkaProducer
 
 from driftline import events, handshake
 from driftline.clock import Clock
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.storage.core import Letter
 
 _MOST_BYTES = 64 * 1024
@@ -24,7 +24,8 @@ class DeadLetters:
 
     def send(self, letters: Iterable[Letter]) -> None:
         """Sends all of them and waits until the broker has them. Raises KafkaError; then send all again."""
-        producer = KafkaProducer(
+        producer = opened(
+            KafkaProducer,
             client_id="driftline-sink",
             allow_auto_create_topics=False,
             bootstrap_timeout_ms=5_000,

@@ -24,7 +24,7 @@ from kafka.errors import KafkaError
 
 from driftline import admin, handshake
 from driftline.clock import SECOND_US, Clock
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
 
 EMBEDDED_SESSION_US = 2 * SECOND_US
@@ -109,7 +109,8 @@ class Membership:
         session = min(session, EMBEDDED_SESSION_US) if embedded else max(session, KAFKA_SESSION_US)
         with self._lock:
             self._session_us = session
-        return KafkaConsumer(
+        return opened(
+            KafkaConsumer,
             client_id="driftline-sink",
             group_id=self.group,
             enable_auto_commit=False,

@@ -15,7 +15,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from driftline import admin, handshake
 from driftline.clock import SECOND_US, Clock
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
 from driftline.records import Record
 from driftline.storage.core import Spot
@@ -135,7 +135,8 @@ def reading(kafka: KafkaSettings, clock: Clock) -> Iterator[Reader]:
 
 @contextlib.contextmanager
 def _consumer(kafka: KafkaSettings, **options: Any) -> Iterator[Any]:
-    consumer = KafkaConsumer(
+    consumer = opened(
+        KafkaConsumer,
         client_id="driftline-sink",
         group_id=None,
         enable_auto_commit=False,

@@ -14,7 +14,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from driftline import handshake
 from driftline.broker import EMBEDDED_CLUSTER
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import SettingsError, Unavailable
 from driftline.topics import SPECS, TopicSpec
 
@@ -41,7 +41,8 @@ def connect(settings: KafkaSettings) -> KafkaAdminClient:
     """An admin client. Raises Unavailable if no broker answers, Refused if it does not let us in."""
     reached = handshake.let_in(settings)
     try:
-        return KafkaAdminClient(
+        return opened(
+            KafkaAdminClient,
             client_id=CLIENT_ID,
             request_timeout_ms=15_000,
             bootstrap_timeout_ms=3_000,

@@ -183,8 +183,9 @@ def test_a_metric_that_shows_up_late_rewrites_nothing_and_slows_nothing(store: A
             store.lake.compact(name)
     assert digests
     assert {file: _digest(file) for file in digests} == digests
-    early, late = sorted(took[5:16])[5], sorted(took[85:96])[5]
-    assert late < 2 * early + 0.01, (early, late)
+    # The best of eleven, and a margin: what other guests of the machine do must not decide.
+    early, late = min(took[5:16]), min(took[85:96])
+    assert late < 2 * early + 0.05, (early, late)
     assert store.ask(
         "SELECT metric, count(*), min(step), count(value) FROM samples GROUP BY 1 ORDER BY 1"
     ) == [("kl", 50, 50, 50), ("loss", 100, 0, 100)]

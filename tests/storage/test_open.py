@@ -122,12 +122,15 @@ def test_the_catalog_file_has_every_view_with_a_comment_and_replaces_an_open_one
     store: Any, make: Any
 ) -> None:
     store.put("telemetry", make.frame(0, {"loss": [1.0]}))
-    files = {name: store.lake.files(name) for name in TABLES}
-    catalog_file.write(store.root, files)
+
+    def files() -> Any:
+        return {name: store.lake.files(name) for name in TABLES}
+
+    assert catalog_file.write(store.root, files)
     path = str(store.root / catalog_file.CATALOG)
     with duckdb.connect(path, read_only=True) as old:
         store.put("telemetry", make.frame(1, {"loss": [1.0]}, step=1))
-        catalog_file.write(store.root, {name: store.lake.files(name) for name in TABLES})
+        assert catalog_file.write(store.root, files)
         assert old.execute("SELECT count(*) FROM samples").fetchall() == [(1,)]
     with duckdb.connect(path, read_only=True) as new:
         assert new.execute("SELECT count(*) FROM samples").fetchall() == [(2,)]
@@ -137,7 +140,7 @@ def test_the_catalog_file_has_every_view_with_a_comment_and_replaces_an_open_one
 
 
 def test_what_a_killed_sink_left_of_a_catalog_is_removed(store: Any) -> None:
-    (store.root / ".catalog-123.tmp").write_text("half")
-    (store.root / ".catalog-123.tmp.wal").write_text("half")
+    (store.root / ".catalog.tmp").write_text("half")
+    (store.root / ".catalog.tmp.wal").write_text("half")
     catalog_file.clean(store.root)
     assert list(store.root.glob(".catalog*")) == []

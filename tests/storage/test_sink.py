@@ -364,20 +364,21 @@ def test_without_a_broker_it_says_so_once_and_stops_when_told(
         settings = Settings(kafka=kafka, storage=StorageSettings(root=str(tmp_path)))
         lines: list[str] = []
         stop, attempts = threading.Event(), []
-        ensure_topics = admin.ensure_topics
+        connect = admin.connect
 
-        def attempt(kafka: KafkaSettings) -> dict[str, str]:
-            attempts.append(kafka)
-            if len(attempts) == 2:
+        def attempt(kafka: KafkaSettings) -> Any:
+            attempts.append(threading.active_count())
+            if len(attempts) == 3:
                 stop.set()
-            return ensure_topics(kafka)
+            return connect(kafka)
 
-        monkeypatch.setattr(admin, "ensure_topics", attempt)
+        monkeypatch.setattr(admin, "connect", attempt)
         assert run_sink(settings, stop=stop, say=lines.append) == 0
     waiting = [line for line in lines if "waiting" in line]
     assert len(waiting) == 1
     assert kafka.bootstrap in waiting[0]
     assert all("\n" not in line and "Traceback" not in line for line in lines)
+    assert attempts[2] <= attempts[1], "each attempt leaves a thread"
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_ends_with_2(tmp_path: Path) -> None:

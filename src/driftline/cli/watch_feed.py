@@ -13,7 +13,7 @@ from typing import Any
 from driftline import handshake
 from driftline.admin import is_embedded, no_broker, offsets
 from driftline.cli.watch_state import WATCHED, WatchState
-from driftline.connection import KafkaSettings, kafka_python
+from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
 
 NEWEST_PER_PARTITION = 3_000
@@ -45,7 +45,8 @@ class Feed:
         self._names = {settings.topics[name]: name for name in WATCHED}
         self._embedded = is_embedded(settings)
         try:
-            self._consumer = KafkaConsumer(
+            self._consumer = opened(
+                KafkaConsumer,
                 **kafka_python(handshake.let_in(settings)),
                 client_id="driftline-watch",
                 group_id=None,
