@@ -19,7 +19,7 @@ import msgspec
 
 from driftline import events, identity
 from driftline.clock import Clock, SystemClock
-from driftline.connection import KafkaSettings
+from driftline.connection import KafkaSettings, with_secrets_of, without_secrets
 from driftline.errors import DriftlineError
 from driftline.producers import exits
 from driftline.producers.disk import FileDisk, place
@@ -58,19 +58,18 @@ class Birth(NamedTuple):
         return self._replace(who=who, transport=transport, parent=parent, config=None)
 
     def packed(self) -> Birth:
-        """As it may leave the process: a password goes only to a child that is being spawned, as with
-        multiprocessing's own key. Elsewhere (a file, another host) it is taken from the settings there."""
+        """As it may leave the process: passwords go only to a child that is being spawned, as with
+        multiprocessing's own key. Elsewhere (a file, another host) they are taken from the settings there."""
         context = sys.modules.get("multiprocessing.context")
         if context is not None and context.get_spawning_popen() is not None:
             return self._replace(config=None)
-        kafka = msgspec.structs.replace(self.kafka, sasl_password=None)
-        return self._replace(kafka=kafka, config=None)
+        return self._replace(kafka=without_secrets(self.kafka), config=None)
 
 
 def begin(run: Run) -> None:
     """Starts the SDK's thread of ``run`` in this process and sets the hooks for its end."""
     birth, clock = run._birth, SystemClock()
-    kafka = birth.kafka if birth.parent is None else _with_password(birth.kafka)
+    kafka = birth.kafka if birth.parent is None else _with_passwords(birth.kafka)
     worker = Worker(
         queue=run._queue,
         drained=run._drained,
@@ -97,11 +96,11 @@ def bounded_config(config: object) -> dict[str, Any]:
     return found
 
 
-def _with_password(kafka: KafkaSettings) -> KafkaSettings:
-    if not kafka.sasl_mechanism or kafka.sasl_password is not None:
+def _with_passwords(kafka: KafkaSettings) -> KafkaSettings:
+    if kafka.security_protocol == "PLAINTEXT":
         return kafka
     try:
-        return msgspec.structs.replace(kafka, sasl_password=load().kafka.sasl_password)
+        return with_secrets_of(kafka, load().kafka)
     except DriftlineError:  # the broker will say that there is no password
         return kafka
 

@@ -126,8 +126,8 @@ class Worker:
         self._counters, self._notes = counters, notes
         self._clock = clock
         self.broker = broker
-        self._disk = disk
         """Where records go, in words for people."""
+        self._disk = disk
         self.bell = Bell()
         self.outbox = Outbox(
             limit_bytes=settings.buffer_bytes,

@@ -134,7 +134,9 @@ class Sink:
         self._said_share: frozenset[int] | None = None
         now = clock.steady_us()
         self._waiting_since: int | None = None
-        self._last_empty = self._last_health = self._last_resume = now
+        self._last_empty = self._last_health = now
+        self._idle_since = now
+        """Since when the group has given no partitions, while ``_mine`` is None."""
         self._last_said: Counter[str] = Counter()
         self._behind = 0
         """Records that the topics had and we had not, when last looked."""
@@ -174,8 +176,7 @@ class Sink:
         """From connecting to the end or the first trouble."""
         with reading(self._kafka, self._clock) as reader:
             self._let_in = True
-            self._mine = None
-            self._last_resume = self._clock.steady_us()
+            self._mine, self._idle_since = None, self._clock.steady_us()
             if self._membership is None:
                 session_us = self._storage.session_timeout_us
                 group = f"sink-{self._lake.id}"
@@ -200,9 +201,9 @@ class Sink:
         membership.beat()
         partitions = membership.partitions
         if partitions is None:
-            self._mine = None
-            waited = self._clock.steady_us() - self._last_resume
-            if waited > _NO_GROUP_US:
+            if self._mine is not None:
+                self._mine, self._idle_since = None, self._clock.steady_us()
+            if self._clock.steady_us() - self._idle_since > _NO_GROUP_US:
                 raise Unavailable(membership.trouble or f"group {membership.group} is being divided anew")
             time.sleep(0.05)
             return
@@ -230,7 +231,6 @@ class Sink:
                 "sink's longest outage)"
             )
         self._waiting_since = None
-        self._last_resume = self._clock.steady_us()
         if self._trouble.quiet or partitions != self._said_share:
             self._said_share = partitions
             self._say(f"sink: reading from {self._kafka.bootstrap} into {self._lake.root}: {self._share()}")

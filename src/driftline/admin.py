@@ -6,7 +6,8 @@ parts promise each other, so a role that finds one stops with a message that say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import contextlib
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from kafka.admin import KafkaAdminClient
@@ -28,13 +29,8 @@ def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
         SettingsError: a topic has another partition count or time stamp type than driftline needs.
         Unavailable: no broker answers, or (Refused) it does not let us in.
     """
-    client = connect(settings)
-    try:
+    with _asking(settings) as client:
         return ensure(client, settings)
-    except KafkaError as error:
-        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
-    finally:
-        client.close()
 
 
 def connect(settings: KafkaSettings) -> KafkaAdminClient:
@@ -50,6 +46,18 @@ def connect(settings: KafkaSettings) -> KafkaAdminClient:
         )
     except KafkaError as error:
         raise handshake.refusal(settings) or no_broker(settings, error) from error
+
+
+@contextlib.contextmanager
+def _asking(settings: KafkaSettings) -> Iterator[KafkaAdminClient]:
+    """A client for one question. Raises Unavailable for what goes wrong meanwhile."""
+    client = connect(settings)
+    try:
+        yield client
+    except KafkaError as error:
+        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+    finally:
+        client.close()
 
 
 def offsets(ask: Callable[..., dict[Any, int]], places: Collection[Any], **options: Any) -> dict[Any, int]:
@@ -74,36 +82,21 @@ def no_broker(settings: KafkaSettings, error: Exception) -> Unavailable:
 
 def is_embedded(settings: KafkaSettings) -> bool:
     """Whether the broker is the embedded one, which ignores LogAppendTime and wants short sessions."""
-    client = connect(settings)
-    try:
+    with _asking(settings) as client:
         return bool(client.describe_cluster().get("cluster_id") == EMBEDDED_CLUSTER)
-    except KafkaError as error:
-        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
-    finally:
-        client.close()
 
 
 def topic_uuid(settings: KafkaSettings, topic: str) -> str | None:
     """The UUID of a topic by its full name, None if it does not exist. Raises Unavailable."""
-    client = connect(settings)
-    try:
+    with _asking(settings) as client:
         found = _described(client, [topic])
-    except KafkaError as error:
-        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
-    finally:
-        client.close()
     return str(found[topic]["topic_id"]) if topic in found else None
 
 
 def partitions(settings: KafkaSettings, topic: str) -> int | None:
     """Partition count of a topic by its full name, None if it does not exist. Raises Unavailable."""
-    client = connect(settings)
-    try:
+    with _asking(settings) as client:
         found = _described(client, [topic])
-    except KafkaError as error:
-        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
-    finally:
-        client.close()
     return len(found[topic]["partitions"]) if topic in found else None
 
 

@@ -53,6 +53,21 @@ RECONNECT_MAX_MS = 1_000
 every client would be that late after an outage."""
 
 
+SECRETS = ("sasl_password", "ssl_key_password")
+"""Fields that must not leave the process."""
+
+
+def without_secrets(settings: KafkaSettings) -> KafkaSettings:
+    """The settings as they may be written somewhere."""
+    return msgspec.structs.replace(settings, **dict.fromkeys(SECRETS))
+
+
+def with_secrets_of(settings: KafkaSettings, other: KafkaSettings) -> KafkaSettings:
+    """The settings, with the secrets that they lack taken from ``other``."""
+    lacking = {name: getattr(other, name) for name in SECRETS if getattr(settings, name) is None}
+    return msgspec.structs.replace(settings, **lacking)
+
+
 def kafka_python(settings: KafkaSettings) -> dict[str, Any]:
     """Keyword arguments for any kafka-python client. Raises Refused for certificates that cannot be used."""
     options: dict[str, Any] = {

@@ -356,7 +356,9 @@ if __name__ == "__main__":
 
 
 def test_a_pickled_run_has_no_password_and_a_copy_is_the_run(sdk: Callable[..., Any]) -> None:
-    kafka = KafkaSettings(sasl_mechanism="PLAIN", sasl_username="u", sasl_password="hidden-word")
+    kafka = KafkaSettings(
+        sasl_mechanism="PLAIN", sasl_username="u", sasl_password="hidden-word", ssl_key_password="hidden-word"
+    )
     under_test = sdk(init={"kafka": kafka})
     data = pickle.dumps(under_test.run)
     assert b"hidden-word" not in data
