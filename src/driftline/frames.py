@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from driftline.errors import BadRecord
+from driftline.frame_shapes import Column, Parts, Shapes, bits_set, no_bits
 
 FORMAT = "1"
 MAX_NAMES = 32_000
@@ -39,6 +40,7 @@ _FIELDS = [
     pa.field("weight", pa.float64()),
 ]
 SCHEMA = pa.schema(_FIELDS)
+_SHAPES = Shapes(SCHEMA)
 _RANK_MAX, _SEQ_MAX = 2**31 - 1, 2**63 - 1
 _INT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "i8", "f8"))
 
@@ -100,6 +102,58 @@ def decode(payload: bytes) -> Frame:
         BadRecord: not an Arrow stream, another schema, missing metadata, damaged buffers, an index
             without a name, or a name or number beyond its bound.
     """
+    parts = _SHAPES.find(payload)
+    frame = None if parts is None else _known(payload, parts)
+    return read(payload) if frame is None else frame
+
+
+def _known(payload: bytes, parts: Parts) -> Frame | None:
+    """The frame of a payload whose shapes are known; None where Arrow has to tell what is wrong with it."""
+    (metric_at, step_at, time_at, value_at, weight_at), count = parts.batch.columns, parts.batch.rows
+    start = parts.start
+    metric = np.frombuffer(payload, _INT16, count, start + metric_at.data)
+    if np.maximum.reduce(metric.view(np.uint16)) >= len(parts.names):  # negative ones are large, seen so
+        return None
+    steps = np.frombuffer(payload, _INT64, count, start + step_at.data)
+    step = _filled(payload, start, step_at, steps, NO_STEP)
+    weights = np.frombuffer(payload, _FLOAT64, count, start + weight_at.data)
+    weight = _filled(payload, start, weight_at, weights, 1.0)
+    if step is None or weight is None:
+        return None
+    try:
+        return _checked(
+            parts.meta,
+            parts.names,
+            metric,
+            step,
+            np.frombuffer(payload, _INT64, count, start + time_at.data),
+            np.frombuffer(payload, _FLOAT64, count, start + value_at.data),
+            weight,
+        )
+    except BadRecord:
+        return None
+
+
+def _filled(
+    payload: bytes, start: int, column: Column, data: npt.NDArray[Any], default: float
+) -> npt.NDArray[Any] | None:
+    """Values with ``default`` where there is none; None where the bits are not what the metadata counts."""
+    if not column.nulls:
+        return data
+    if column.nulls == len(data):
+        return (
+            np.full(column.nulls, default, data.dtype)
+            if no_bits(payload, start + column.bits, len(data))
+            else None
+        )
+    there = bits_set(payload, start + column.bits, len(data))
+    if len(data) - np.count_nonzero(there) != column.nulls:
+        return None
+    return np.where(there, data, data.dtype.type(default))
+
+
+def read(payload: bytes) -> Frame:
+    """The same as :func:`decode`, by Arrow alone, whatever was seen before; about ten times slower."""
     try:
         reader = pa.ipc.open_stream(payload)
         schema = reader.schema
@@ -118,30 +172,42 @@ def decode(payload: bytes) -> Frame:
     metric, step, time_us, value, weight = batch.columns
     try:
         names = metric.dictionary.to_pylist()
-        rank, seq = meta[b"rank"].decode(), int(meta[b"seq"])
-        frame = Frame(
-            meta[b"run"].decode(),
-            meta[b"process"].decode(),
-            int(rank) if rank else None,
-            seq,
-            names,
-            _plain(metric, _INT16),
-            _steps(step),
-            _plain(time_us, _INT64),
-            _plain(value, _FLOAT64),
-            _weights(weight),
-            meta.get(b"counters", b"").decode(),
+        columns = (
+            *(_plain(metric, _INT16), _steps(step), _plain(time_us, _INT64)),
+            *(_plain(value, _FLOAT64), _weights(weight)),
         )
+    except ValueError as error:
+        raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
+    frame = _checked(meta, names, *columns)
+    _check_names(names)
+    _SHAPES.learn(payload, meta, batch, names)
+    return frame
+
+
+def _checked(
+    meta: dict[bytes, bytes],
+    names: list[str],
+    metric: npt.NDArray[np.int16],
+    step: npt.NDArray[np.int64],
+    time_us: npt.NDArray[np.int64],
+    value: npt.NDArray[np.float64],
+    weight: npt.NDArray[np.float64],
+) -> Frame:
+    """A frame whose metadata is complete and within bounds. Raises BadRecord."""
+    try:
+        rank, seq = meta[b"rank"].decode(), int(meta[b"seq"])
+        run, process = meta[b"run"].decode(), meta[b"process"].decode()
+        number = int(rank) if rank else None
+        counters = meta.get(b"counters", b"").decode()
     except (KeyError, ValueError) as error:
         raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
-    if not frame.run or not frame.process or seq < 0:
+    if not run or not process or seq < 0:
         raise BadRecord("frame names no run, no process or a negative seq")
     if len(meta[b"run"]) > MAX_ID_BYTES or len(meta[b"process"]) > MAX_ID_BYTES:
         raise BadRecord(f"frame names a run or process longer than {MAX_ID_BYTES} bytes")
-    if seq > _SEQ_MAX or not -_RANK_MAX <= (frame.rank or 0) <= _RANK_MAX:
+    if seq > _SEQ_MAX or not -_RANK_MAX <= (number or 0) <= _RANK_MAX:
         raise BadRecord("frame has a seq of more than 64 bits or a rank of more than 32")
-    _check_names(names)
-    return frame
+    return Frame(run, process, number, seq, names, metric, step, time_us, value, weight, counters)
 
 
 class Claim(NamedTuple):
