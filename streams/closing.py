@@ -93,11 +93,16 @@ def _asked(moment: Moment, attempt: Attempt) -> dict[float, np.ndarray | None]:
 
 
 def _show(moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells) -> None:
-    """Closed panes in order, metrics of one pane by name."""
+    """Shows the detectors what they want of closed panes: in order, metrics of one pane by name."""
     table, width = attempt.series, axis.plan.pane
     whole = table.whole()[cells.series]
+    wanted = np.zeros(len(table), np.bool_)
+    for series in np.unique(cells.series[whole]).tolist():
+        wanted[series] = attempt.detection.wants(axis.plan.axis, table.metrics[series])
+    chosen = np.flatnonzero(whole & wanted[cells.series])
+    if not len(chosen):
+        return
     by_rank = _by_rank(attempt, cells, ~whole) if attempt.watched else {}
-    chosen = np.flatnonzero(whole)
     chosen = chosen[np.lexsort((table.order()[cells.series[chosen]], cells.pane[chosen]))]
     part = cells._replace(bits=cells.bits[:, :1]).take(chosen)
     rows = zip(

@@ -85,6 +85,10 @@ class Detection(Protocol):
         """Metrics of which panes must carry ``by_rank``."""
         ...
 
+    def wants(self, axis: Axis, metric: str) -> bool:
+        """Whether closed panes of this metric on this axis are to be shown; for ever the same answer."""
+        ...
+
     def non_finite(self, seen: NonFinite) -> list[AlertChange]: ...
 
     def pane(self, view: PaneView) -> list[AlertChange]:

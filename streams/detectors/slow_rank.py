@@ -16,6 +16,9 @@ new one), 64 metrics.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import msgspec
 
 from driftline.config import Axis, DetectorSpec
@@ -97,10 +100,14 @@ class SlowRank(Detector[SlowRankState]):
 
     def _learn(self, ranks: Ranks, view: PaneView) -> None:
         """Adds this pane to the suspects, and new ones to them."""
-        ordered = sorted(view.by_rank.values())
+        others_of = medians_without(sorted(view.by_rank.values()))
+        least = min(others_of.values)
+        normal = self._floor * least * (1 - 1e-9) if least > 0 else -math.inf  # below it, surely not slow
         for rank in sorted(view.by_rank):
             time = view.by_rank[rank]
-            others = median_without(ordered, time)
+            if time <= normal and rank not in ranks.suspects:
+                continue
+            others = others_of(time)
             ratio = min(RATIO_MAX, max(0.0, time / others)) if others > 0 else 1.0
             slow = ratio > self._floor and clamp(time - others) >= self._excess_s
             suspect = ranks.suspects.get(rank)
@@ -183,26 +190,29 @@ class SlowRank(Detector[SlowRankState]):
         return self.alerts.found(subject, finding, view.now_us)
 
 
-def median_without(ordered: list[float], value: float) -> float:
-    """The median of sorted values without one of those equal to ``value``.
+class Without(NamedTuple):
+    """Medians of sorted values without one of them: there are at most three, by where that one stands."""
 
-    >>> median_without([1.0, 2.0, 3.0, 9.0], 9.0)
-    2.0
+    bounds: tuple[float, float]
+    values: tuple[float, float, float]
+
+    def __call__(self, value: float) -> float:
+        """The median without one of those equal to ``value``."""
+        low, high = self.bounds
+        return self.values[0 if value <= low else 1 if value <= high else 2]
+
+
+def medians_without(ordered: list[float]) -> Without:
+    """The medians of at least two sorted values without one of them.
+
+    >>> medians_without([1.0, 2.0, 3.0, 9.0])(9.0), medians_without([1.0, 2.0, 4.0])(2.0)
+    (2.0, 2.5)
     """
-    low, high = 0, len(ordered)
-    while low < high:
-        between = (low + high) // 2
-        if ordered[between] < value:
-            low = between + 1
-        else:
-            high = between
-    size = len(ordered) - 1
-    half = size // 2
-
-    def at(index: int) -> float:
-        return ordered[index + 1] if index >= low else ordered[index]
-
-    return at(half) if size % 2 else middle(at(half - 1), at(half))
+    half = (len(ordered) - 1) // 2
+    if len(ordered) % 2 == 0:  # one of the two in the middle is left
+        return Without((ordered[half], ordered[half]), (ordered[half + 1], ordered[half], ordered[half]))
+    below, centre, above = ordered[half - 1], ordered[half], ordered[half + 1]
+    return Without((below, centre), (middle(centre, above), middle(below, above), middle(below, centre)))
 
 
 def first_slow(steps: list[int], slow: list[bool]) -> int:

@@ -59,14 +59,21 @@ class Detectors:
         """A NaN or infinity arrived."""
         return [change for detector in self._all.values() for change in detector.non_finite(seen)]
 
+    def wants(self, axis: Axis, metric: str) -> bool:
+        """Whether any of them looks at panes of this metric on this axis."""
+        return bool(self._route(axis, metric))
+
     def pane(self, view: PaneView) -> list[AlertChange]:
         """A pane has closed."""
-        route = self._routes.get((view.axis, view.metric))
+        return [change for detector in self._route(view.axis, view.metric) for change in detector.pane(view)]
+
+    def _route(self, axis: Axis, metric: str) -> list[Detector[Any]]:
+        route = self._routes.get((axis, metric))
         if route is None:
-            route = [detector for detector in self._all.values() if detector.wants(view.axis, view.metric)]
+            route = [detector for detector in self._all.values() if detector.wants(axis, metric)]
             if len(self._routes) < _ROUTES_MAX:
-                self._routes[view.axis, view.metric] = route
-        return [change for detector in route for change in detector.pane(view)]
+                self._routes[axis, metric] = route
+        return route
 
     def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
         """Time moved on."""

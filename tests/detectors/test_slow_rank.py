@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftline.streams.detectors.slow_rank import medians_without
 
 METRIC = "span/compute"
 
@@ -101,3 +106,10 @@ def test_only_suspects_are_remembered(only, run):
 def test_it_asks_for_its_metrics_by_rank(only):
     assert only("slow_rank").per_rank() == {"span/compute", "span/forward", "span/data"}
     assert only("slow_rank", ["timing(s)/gen"]).per_rank() == {"timing(s)/gen"}
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 1.5, 2.0, 9.0]) | st.floats(0, 10), min_size=2, max_size=9))
+def test_each_rank_is_compared_with_the_median_of_the_others(times: list[float]) -> None:
+    without = medians_without(sorted(times))
+    for at, time in enumerate(times):
+        assert without(time) == statistics.median(times[:at] + times[at + 1 :])

@@ -47,6 +47,9 @@ class Silent:
     def __init__(self, settings: config.PipelineConfig, dumped: Any = None) -> None:
         self.seen = [] if dumped is None else list(dumped)
 
+    def wants(self, axis: config.Axis, metric: str) -> bool:
+        return True
+
     def per_rank(self) -> frozenset[str]:
         return self.watched
 
