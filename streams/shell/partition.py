@@ -120,7 +120,7 @@ class PartitionTask(Generic[S]):
                 await self._apply(records)
                 await asyncio.sleep(0)
             await self._maybe_snapshot()
-        if cursor.next > self._snapshot_offset:
+        if self._at.next > self._snapshot_offset:
             await self._snapshot()
 
     async def _recover(self) -> Cursor[S]:
@@ -174,12 +174,11 @@ class PartitionTask(Generic[S]):
 
     async def _fill(self, through: int) -> None:
         """Reads offsets ``cursor.next`` to ``through`` from the log itself: the group skipped them."""
-        cursor = self._at
-        log.info("partition %d: reading offsets %d to %d again", self.partition, cursor.next, through)
+        log.info("partition %d: reading offsets %d to %d again", self.partition, self._at.next, through)
         async with self._parts.open_log(self._parts.source_topic, self.partition) as reader:
-            while cursor.next <= through and not self._retired:
+            while self._at.next <= through and not self._retired:
                 try:
-                    async for batch in reader.read(cursor.next, through + 1):
+                    async for batch in reader.read(self._at.next, through + 1):
                         await self._apply_plain(batch)
                         if self._retired:
                             return
@@ -197,8 +196,16 @@ class PartitionTask(Generic[S]):
         await self._maybe_snapshot()
 
     async def _skip(self, log_start: int, through: int) -> None:
-        """The log begins behind the cursor: loudly note what is lost; the record at hand is not."""
+        """The log begins behind the cursor: go on from another snapshot, or loudly note what is lost.
+
+        What another worker's snapshot has passed was worked on, and its outputs were sent: to call that a gap
+        would contradict them. The record at hand is not lost.
+        """
         cursor = self._at
+        if (ahead := await recovery.further(self._parts, self._source, cursor)) is not None:
+            self.cursor = ahead
+            self._snapshot_offset = ahead.next
+            return
         end = min(log_start, through)
         if end <= cursor.next:
             raise Unavailable(

@@ -12,7 +12,7 @@ from driftline.records import Record
 from driftline.streams.core import is_configuration
 from driftline.streams.shell import snapshots
 from driftline.streams.shell.cursor import Cursor
-from driftline.streams.shell.seams import OutOfLog, Parts
+from driftline.streams.shell.seams import Bounds, OutOfLog, Parts
 
 S = TypeVar("S")
 log = logging.getLogger(__name__)
@@ -43,10 +43,11 @@ async def recover(
 
     ``append_configuration`` puts the worker's own configuration into the log and returns once it is there.
     """
-    collected = await _read_snapshots(parts, source)
-    # The log's end only after the snapshots: another worker may have written both meanwhile.
-    async with parts.open_log(parts.source_topic, source.partition) as view:
-        bounds = await view.bounds()
+    collected, bounds = await _look(parts, source)
+    if before is None and max((found.offset for found in collected.complete), default=0) < bounds.start:
+        # What it would go on from is no longer followed by the log. The tail of the topic may hold only what
+        # a worker that was late wrote there: perhaps a better one lies before it.
+        collected, bounds = await _look(parts, source, whole=True)
     # Only now: the log whose end was read is the one that the snapshots are of, or nothing is worked on.
     if await parts.uuid_now() != parts.topic_uuid:
         raise Unavailable(f"topic {parts.source_topic} was deleted or made again")
@@ -58,6 +59,22 @@ async def recover(
         parts.core.prime(state, await _first_configuration(parts, source.partition, append_configuration))
         cursor = Cursor(parts.core, state, 0)
     return Recovered(cursor, bounds.end, dict(collected.keys), stale)
+
+
+async def further(parts: Parts[S], source: snapshots.Source, cursor: Cursor[S]) -> Cursor[S] | None:
+    """A cursor of the highest complete snapshot that lies beyond ``cursor``, which another worker wrote."""
+    collected, bounds = await _look(parts, source, whole=True)
+    found = _best(parts, source, collected, cursor, bounds.end)
+    return found if found is not None and found.next > cursor.next else None
+
+
+async def _look(
+    parts: Parts[S], source: snapshots.Source, *, whole: bool = False
+) -> tuple[snapshots.Collected, Bounds]:
+    """The snapshots, and then the log's bounds: another worker may have written both meanwhile."""
+    collected = await _read_snapshots(parts, source, whole=whole)
+    async with parts.open_log(parts.source_topic, source.partition) as view:
+        return collected, await view.bounds()
 
 
 def _best(
@@ -114,14 +131,14 @@ async def _first_configuration(
         await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-async def _read_snapshots(parts: Parts[S], source: snapshots.Source) -> snapshots.Collected:
-    """From the tail of ``state``, further back until a complete snapshot turns up (any is right)."""
+async def _read_snapshots(parts: Parts[S], source: snapshots.Source, *, whole: bool) -> snapshots.Collected:
+    """From the tail of ``state``, further back until a complete snapshot turns up (any is right), or all."""
     topic = parts.settings.kafka.topics["state"]
     async with parts.open_log(topic, source.partition) as view:
         bounds = await view.bounds()
         tail = _TAIL_RECORDS
         while True:
-            start = max(bounds.start, bounds.end - tail)
+            start = bounds.start if whole else max(bounds.start, bounds.end - tail)
             found = snapshots.Collected(source)
             try:
                 async for batch in view.read(start, bounds.end):
@@ -130,7 +147,7 @@ async def _read_snapshots(parts: Parts[S], source: snapshots.Source) -> snapshot
             except OutOfLog:  # the cleaner moved the start meanwhile
                 bounds = await view.bounds()
                 continue
-            if found.complete or start == bounds.start:
+            if (found.complete and not whole) or start == bounds.start:
                 return found
             tail *= 8
 

@@ -38,8 +38,6 @@ PARTITIONS = 2
 TRAINING_US = 60_000_000
 ROOMY = 1 << 40
 """Bytes of a disk that is not full."""
-LONG_US = 25_000_000
-"""Longer than any process is paused or cut off, and then some seconds to recover."""
 SILENCE_US = 12_000_000
 """After so long without a record that says something, nothing is left to do."""
 REST_US = 240_000_000
@@ -276,13 +274,13 @@ class World:
         self.sink_disk_full = False
 
     def _cut_logs(self) -> None:
-        """Retention, of what stream workers and sinks have long had: nobody must miss it, nor a zombie whose
-        state is older than the newest snapshot (it would rightly say that it misses something)."""
+        """Retention, of all that a snapshot has passed and the sinks have stored: nobody must miss it, nor a
+        zombie whose state is older than the newest snapshot."""
         topic = self.broker.topics[self.settings.kafka.topics["telemetry"]]
         for partition, log in enumerate(topic.logs):
             app = App.id(topic.uuid, partition)
             stored = min(self.tables.version(name, app) for name in FEEDS["telemetry"]) + 1
-            log.cut(min(stored, self.watch.snapshot_before(topic.uuid, partition, LONG_US)))
+            log.cut(min(stored, self.watch.snapshots.get((topic.uuid, partition), 0)))
 
     def _make_again(self) -> None:
         """Telemetry is deleted and made again; what no sink had stored by then may be lost."""
@@ -365,25 +363,19 @@ class Watch:
         self.open: set[tuple[str, str]] = set()
         """Requests of runs without an answer."""
         self._answered: set[tuple[str, str]] = set()
-        self._snapshots: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        """(time, offset) of each manifest, by topic UUID and partition."""
+        self.snapshots: dict[tuple[str, int], int] = {}
+        """Offset of the highest snapshot, by topic UUID and partition."""
         world.broker.appended.append(self._appended)
 
     def silent_us(self) -> int:
         """Since something other than the passing of time was written."""
         return self._loop.now_us - self._last_us
 
-    def snapshot_before(self, uuid: str, partition: int, ago_us: int) -> int:
-        """The highest offset of a snapshot that was there so long ago."""
-        until_us = self._loop.now_us - ago_us
-        found = self._snapshots.get((uuid, partition), [])
-        return max((offset for at_us, offset in found if at_us <= until_us), default=0)
-
     def _appended(self, topic: Topic, _partition: int, record: Stored) -> None:
         if topic.name == "state" and record.value is not None and (record.key or b"").endswith(b"/manifest"):
             _, uuid, partition, offset, *_ = (record.key or b"").decode().split("/")
-            found = self._snapshots.setdefault((uuid, int(partition)), [])
-            found.append((self._loop.now_us, int(offset)))
+            where = uuid, int(partition)
+            self.snapshots[where] = max(self.snapshots.get(where, 0), int(offset))
         head = (record.value or b"")[:48]
         if topic.name == "state" or any(kind in head for kind in self._RESTLESS):
             return
