@@ -6,7 +6,9 @@ Starts one of each role (stream worker, scheduler, sink, evaluator), from half o
 and ranks: twelve raw ones that send small frames, 1,000 a second together as long as the pipeline can follow,
 and runs of two ranks that use the SDK and save checkpoints. Then it strikes N times at random: kill -9 and a
 new start, SIGSTOP for longer than the session and SIGCONT, or SIGTERM and a new start. The broker is
-``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM (``--brokers 3``: three of them with three copies).
+``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM. ``--brokers 3``: three of them with three copies of
+each partition, of which two must take a record; a third of the faults then kills or freezes a broker, or
+moves all leaders.
 At the end everything is compared (see ``tests/support/chaos/judge.py``): topics with the pure pipeline and
 scheduler over the recorded logs, byte for byte, a part of the windows with the naive oracle, tables with
 topics, topics with what the ranks sent.
@@ -31,6 +33,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
 
@@ -48,13 +51,14 @@ def _support(name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _kafka(brokers: int) -> Iterator[str]:
-    if bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP"):
-        yield bootstrap
+def _kafka(brokers: int) -> Iterator[tuple[str, Any]]:
+    """The addresses, and the cluster if its brokers can be struck."""
+    if brokers == 1 and (bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP")):
+        yield bootstrap, None
         return
     support = _support("jvm_kafka")
     with support.JvmKafka() if brokers == 1 else support.JvmCluster(nodes=brokers) as broker:
-        yield broker.bootstrap
+        yield broker.bootstrap, None if brokers == 1 else broker
 
 
 def main() -> int:
@@ -65,6 +69,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="chooses the faults")
     parser.add_argument("--of-each", type=int, choices=(0, 1, 2), default=0, help="processes of each role")
     parser.add_argument("--rate", type=int, default=1_000, help="frames a second of the raw ranks")
+    parser.add_argument("--ahead", type=int, default=15_000, help="frames that the ranks may be ahead")
     parser.add_argument("--brokers", type=int, choices=(1, 3), default=1, help="JVMs to start")
     parser.add_argument("--json", action="store_true", help="only the JSON line on standard output")
     asked = parser.parse_args()
@@ -76,7 +81,7 @@ def main() -> int:
         print(time.strftime("%H:%M:%S"), line, file=sys.stderr if asked.json else sys.stdout, flush=True)
 
     folder = Path(tempfile.mkdtemp(prefix="driftline-faults-"))
-    with _kafka(asked.brokers) as bootstrap:
+    with _kafka(asked.brokers) as (bootstrap, cluster):
         kafka = KafkaSettings(
             bootstrap=bootstrap,
             prefix=f"faults{os.getpid()}.",
@@ -92,6 +97,8 @@ def main() -> int:
                 seed=asked.seed,
                 of_each=asked.of_each,
                 frames_per_s=asked.rate,
+                ahead=asked.ahead,
+                cluster=cluster,
                 say=say,
             )
         )

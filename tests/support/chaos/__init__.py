@@ -6,6 +6,7 @@
     ranks     the raw ranks: many processes of runs, small frames, values that can be computed again
     trainer   a rank that uses the SDK and saves checkpoints
     suites    the evaluation suite, a small model on the CPU
+    brokers   brokers of a cluster, struck as well
     progress  how far the workers, the sinks and the evaluations are, as anyone can see it
     loop      strikes, waits until all works again, strikes again
     logs      reading topics whole, and dropping what was sent again as readers do

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from driftline.admin import ensure_topics
 
 from . import judge
+from .brokers import Brokers
 from .plan import ROLES, Plan, Report
 from .progress import Progress
 from .schedule import Fault, faults
@@ -67,10 +68,15 @@ class Loop:
         self._struck_at = 0
         """Frames in the log at the last fault."""
         self._looked = self._told = 0.0
+        self._brokers = Brokers(plan.cluster, plan.kafka) if plan.cluster is not None else None
+        self._first: tuple[float, int] | None = None
+        """When the first fault struck, and the frames in the log then."""
         self._second = plan.of_each == 2
         self._ranks: RawRanks | None = None
         self._trainers: Trainers | None = None
         """Those that still send."""
+        if self._brokers is not None:
+            stack.callback(self._brokers.close)
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -104,16 +110,26 @@ class Loop:
             self._wait(lambda: self._frames() >= self._struck_at + self.plan.between, "frames come in")
         else:
             self._pass(fault.haste_s)
+        self._first = self._first or (time.monotonic(), self._frames())
+        if fault.role == "broker":
+            assert self._brokers is not None
+            self._brokers.strike(fault)
+            self._struck(fault, f"broker-{fault.number}", at_work=True)
+            return
         actor = next(a for a in self._actors if (a.role, a.number) == (fault.role, fault.number))
         self._wait(lambda: actor.state == "up", f"{actor.name} is up")
         at_work = actor.ready and actor not in self._marks
-        self._struck_at = self._frames()
         {"kill": self._kill, "pause": self._pause, "restart": self._restart}[fault.kind](actor, fault)
+        self._struck(fault, actor.name, at_work=at_work)
+
+    def _struck(self, fault: Fault, name: str, *, at_work: bool) -> None:
+        self._struck_at = self._frames()
         self.report.kills += 1
         self.report.at_work += at_work
         self.report.kinds[fault.name] += 1
+        self.report.behind_at_strikes.append(self._progress.behind)
         self.plan.say(
-            f"{self.report.kills}/{self.plan.kills} {fault.kind} {actor.name}"
+            f"{self.report.kills}/{self.plan.kills} {fault.kind} {name}"
             f"{'' if at_work else ' (recovering)'}: {self._frames()} records in the log, "
             f"{self._progress.behind} behind, after {time.monotonic() - self._began:.0f} s"
         )
@@ -128,6 +144,10 @@ class Loop:
         ranks, self._ranks = self._ranks, None
         taken = ranks.end()
         self._progress.update()
+        if self._first is not None:
+            at, frames = self._first
+            self.report.frames_per_s = (self._frames() - frames) / (time.monotonic() - at)
+        self.report.held_seconds = ranks.held_s
         ends, evals_end = self._progress.ends, self._progress.evals_end
         self.plan.say(f"ranks have ended; {self._progress.behind} records behind")
         self._wait(lambda: self._has_read(ends, evals_end), "everything is read and stored")
@@ -230,7 +250,8 @@ class Loop:
             known = actor.role != "evaluator" or actor.evaluator() in self._progress.present
             if actor.ready and known and self._has_read(ends, evals_end, (actor.role,)):
                 del self._marks[actor]
-        return not self._marks and all(actor.state == "up" for actor in self._actors)
+        brokers = self._brokers is None or self._brokers.well()
+        return brokers and not self._marks and all(actor.state == "up" for actor in self._actors)
 
     def _wait_until_well(self) -> None:
         self._wait(self._well, "every process works again")

@@ -12,7 +12,9 @@ from typing import Any, Literal
 from driftline.connection import KafkaSettings
 
 Role = Literal["streams", "scheduler", "sink", "evaluator"]
-Kind = Literal["kill", "pause", "restart"]
+Target = Role | Literal["broker"]
+Kind = Literal["kill", "pause", "restart", "move"]
+"""``move``: other brokers lead the partitions."""
 ROLES: tuple[Role, ...] = ("streams", "scheduler", "sink", "evaluator")
 PARTITIONS = 4
 SESSION_S = 6.0
@@ -35,14 +37,17 @@ class Plan:
     of_each: Literal[0, 1, 2] = 0
     frames_per_s: int = 1_000
     """Of all raw ranks together, as long as the pipeline is not further behind than ``ahead``."""
-    ahead: int = 6_000
-    """Frames that the ranks may be ahead of the workers or of the tables."""
+    ahead: int = 15_000
+    """Frames that the ranks may be ahead of the workers or of the tables: what comes while a killed process
+    is replaced (its session, its start), so that they are seldom held."""
     between: int = 500
     """Frames that are accepted at least before the next fault."""
     naive_records: int = 1_500
     """Records at the beginning of each partition whose windows the naive oracle works out as well."""
     limit_s: float = 600.0
     """The longest to wait for anything before it counts as stuck."""
+    cluster: Any = None
+    """A ``JvmCluster`` whose brokers are struck as well."""
     say: Callable[[str], None] = _silent
 
     @property
@@ -77,6 +82,12 @@ class Report:
     """Records that a consumer group skipped and that workers read from the log (at least: a killed worker's
     last count is up to ten seconds old)."""
     frames: int = 0
+    frames_per_s: float = 0.0
+    """Frames over all the time from the first fault until the ranks ended."""
+    held_seconds: float = 0.0
+    """Of which the raw ranks waited, since the pipeline was too far behind."""
+    behind_at_strikes: list[int] = field(default_factory=list)
+    """Records that workers or tables lacked when each fault struck."""
     windows: int = 0
     """Rows of windows, compared with the pure core's."""
     naive_windows: int = 0
@@ -97,7 +108,10 @@ class Report:
 
     def totals(self) -> dict[str, Any]:
         """All of it as plain values."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("kinds", "problems")}
+        apart = ("kinds", "problems", "behind_at_strikes")
+        plain = {name: value for name, value in vars(self).items() if name not in apart}
+        behind = sorted(self.behind_at_strikes) or [0]
+        plain |= {"behind_median": behind[len(behind) // 2], "behind_max": behind[-1]}
         return plain | {"kinds": dict(sorted(self.kinds.items())), "problems": len(self.problems)}
 
     def json(self) -> str:

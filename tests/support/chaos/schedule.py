@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from .plan import SESSION_S, Kind, Plan, Role
+from .plan import SESSION_S, Kind, Plan, Role, Target
 
 EACH_ROLE: dict[Role, float] = {"streams": 4, "sink": 3, "evaluator": 2, "scheduler": 2}
 """How often a role is struck, against each other."""
 EACH_KIND: dict[Kind, float] = {"kill": 3, "pause": 1, "restart": 1}
+BROKERS = 0.35
+"""Share of the faults that strike a broker, where there are several."""
+OF_BROKER: dict[Kind, float] = {"kill": 2, "pause": 1, "move": 1}
 HASTE = 0.3
 """Share of the faults that do not wait until all works again."""
 OUTLAST = 0.3
@@ -21,9 +24,9 @@ SKIP = 0.5
 class Fault(NamedTuple):
     """One fault."""
 
-    role: Role
+    role: Target
     number: int
-    """Which process of the role."""
+    """Which process of the role, which broker."""
     kind: Kind
     haste_s: float | None
     """Strikes so long after the last fault, whatever recovers then; None: when all works."""
@@ -41,10 +44,20 @@ class Fault(NamedTuple):
 def faults(plan: Plan) -> list[Fault]:
     """The first one always makes a stream worker read what its group skipped."""
     chance = random.Random(plan.seed)
-    first = Fault("streams", 0, "kill", None, SESSION_S + 1, True)
-    return [first, *(_one(chance, second=plan.second_from <= at) for at in range(1, plan.kills))][
-        : plan.kills
-    ]
+    found = [Fault("streams", 0, "kill", None, SESSION_S + 1, True)]
+    for at in range(1, plan.kills):
+        if plan.cluster is not None and chance.random() < BROKERS:
+            found.append(_of_broker(chance, len(plan.cluster.nodes)))
+        else:
+            found.append(_one(chance, second=plan.second_from <= at))
+    return found[: plan.kills]
+
+
+def _of_broker(chance: random.Random, brokers: int) -> Fault:
+    """Away for up to twice a session of the cluster, so that others lead or that nobody noticed."""
+    kind: Kind = chance.choices(list(OF_BROKER), list(OF_BROKER.values()))[0]
+    haste_s = chance.uniform(0.0, 3.0) if chance.random() < HASTE else None
+    return Fault("broker", chance.randrange(brokers), kind, haste_s, chance.uniform(1.0, 12.0), skips=False)
 
 
 def _one(chance: random.Random, *, second: bool) -> Fault:

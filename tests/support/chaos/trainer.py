@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ def value_of(rank: int, step: int, metric: str) -> float:
 
 
 def save(folder: Path, step: int) -> Path:
-    """A whole checkpoint, its content of the run and the step."""
+    """A whole checkpoint, its content of the run and the step: equal content would be one evaluation."""
     folder.mkdir(parents=True)
-    scores = np.random.default_rng([step, sum(str(folder).encode())]).normal(size=(27, 27)).astype(np.float32)
+    seed = [step, zlib.crc32(str(folder).encode())]
+    scores = np.random.default_rng(seed).normal(size=(27, 27)).astype(np.float32)
     save_file({"scores": scores}, folder / "model.safetensors")
     return folder
 

@@ -33,6 +33,7 @@ streams: {{per_rank: [loss], snapshot: 1s, session_timeout: {session}s}}
 alerting:
   rules: [{{when: "pressure > 0.999"}}, {{when: "reward > 0.9 for 5 steps", severity: error}}]
 scheduler: {{lease: 8s, present: 6s, retries: 100}}
+sdk: {{exit_wait: 120s}}
 evaluator: {{device: cpu, threads: 1, announce: 500ms, wait: 60s, poll: 200ms, nice: 0}}
 evaluation:
   suites: [{{name: letters, target: "suites:suite"}}]
@@ -163,6 +164,9 @@ class RawRanks:
 
     def __init__(self, folder: Path, frames_per_s: int) -> None:
         self._gate = folder / "gate"
+        self.held_s = 0.0
+        """How long they were held in all."""
+        self._held_since: float | None = None
         self.hold(False)
         with (folder / "logs" / "ranks.log").open("wb") as lines:
             self._process = subprocess.Popen(
@@ -176,6 +180,10 @@ class RawRanks:
 
     def hold(self, held: bool) -> None:
         """They wait while held, so that those who read can follow."""
+        now = time.monotonic()
+        if self._held_since is not None:
+            self.held_s += now - self._held_since
+        self._held_since = now if held else None
         new = self._gate.with_suffix(".new")
         new.write_text("hold" if held else "go")
         new.replace(self._gate)
