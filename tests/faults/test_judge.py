@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from driftline import records
+from driftline import events, records
 from driftline.connection import KafkaSettings
 from driftline.records import OutputId, Record
 from driftline.storage.lake import Lake
 from driftline.storage.rows import Rows, Source
+from driftline.topics import TopicName
 
 UUID = "u"
 FRAMES = 5
@@ -57,6 +58,8 @@ def test_outputs_that_readers_would_get_wrong_are_found(
         ("three rows gone", 3, 0, ""),
         ("another value", 0, 0, "samples: 1 rows missing, 1 rows too many"),
         ("a row of the log again", 0, 0, "log: 0 rows missing, 1 rows too many"),
+        ("rows of another topic", 0, 0, "samples: 2 rows of records that the log does not have"),
+        ("a row beyond the log's end", 0, 0, "samples: 1 rows of records that the log does not have"),
     ],
 )
 def test_rows_that_are_lost_doubled_or_other_are_counted(
@@ -76,20 +79,88 @@ def test_rows_that_are_lost_doubled_or_other_are_counted(
     elif spoil == "a row of the log again":
         again = table(DeltaTable(str(tmp_path / "log"))).slice(1, 1)
         write_deltalake(str(tmp_path / "log"), again, mode="append")
+    elif spoil == "rows of another topic":
+        strays = with_column(table(samples).slice(0, 2), "topic_uuid", "another")
+        write_deltalake(str(tmp_path / "samples"), strays, mode="append")
+    elif spoil == "a row beyond the log's end":
+        stray = with_column(table(samples).slice(0, 1), "offset", FRAMES)
+        write_deltalake(str(tmp_path / "samples"), stray, mode="append")
     report = chaos.Report()
     tables = chaos.tables.Tables(tmp_path, report)
     tables.compare_log(UUID, 0, [(record, records.decode(record.value), True) for record in log])
+    tables.compare_rest()
     assert (report.lost, report.doubled) == (lost, doubled)
     assert bool(report.problems) == bool(says)
     assert says in "; ".join(report.problems)
 
 
-def store(root: Path, log: list[Record]) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        ("nothing", ""),
+        ("sent again", ""),
+        ("an item twice", "eval_items: 0 rows missing, 1 rows too many"),
+        ("an item gone", "eval_items: 1 rows missing, 0 rows too many"),
+        ("another score", "eval_items: 1 rows missing, 1 rows too many"),
+        ("an item never sent", "eval_items: 2 of 3 items of lease"),
+    ],
+)
+def test_evaluated_items_that_are_lost_doubled_or_other_are_found(
+    chaos: ModuleType, tmp_path: Path, spoil: str, says: str
+) -> None:
+    """Items of a lease as the sink stores them, spoilt in one way, against the topic and the result."""
+    some = [events.Item(item=f"i{at}", status="scored", score=at / 2) for at in range(3)]
+    sent = events.EvalItems(
+        run="r", request="q", lease="lease", first=0, items=some[: 2 if spoil == "an item never sent" else 3]
+    )
+    log = [Record(0, at, 1_000, events.encode(sent)) for at in range(2 if spoil == "sent again" else 1)]
+    store(tmp_path, log, topic="eval-items")
+    items = DeltaTable(str(tmp_path / "eval_items"))
+    if spoil == "an item twice":
+        write_deltalake(str(tmp_path / "eval_items"), table(items).slice(1, 1), mode="append")
+    elif spoil == "an item gone":
+        items.delete("position = 1")
+    elif spoil == "another score":
+        items.update(updates={"score": "score + 1e-9"}, predicate="position = 1")
+    report = chaos.Report()
+    tables = chaos.tables.Tables(tmp_path, report)
+    for record in log:
+        tables.want_items(UUID, record)
+    tables.compare_items({("q", "r"): [accepted(items=3)]})
+    assert bool(report.problems) == bool(says)
+    assert says in "; ".join(report.problems)
+
+
+def accepted(*, items: int) -> events.EvalAccepted:
+    """The result of the lease, with so many items."""
+    return events.EvalAccepted(
+        id="u/0/0/0",
+        request="q",
+        run="r",
+        attempt=0,
+        suite=events.SuiteRef(name="s", target="m:s"),
+        checkpoint=events.Checkpoint(digest="d", uri="/x"),
+        reason="steps",
+        evaluator="e",
+        lease="lease",
+        tries=1,
+        requested_us=0,
+        accepted_us=1,
+        outcome=events.EvalOutcome(status="done", items=items),
+    )
+
+
+def store(root: Path, log: list[Record], *, topic: TopicName = "telemetry") -> None:
     lake, rows = Lake(root), Rows()
     for record in log:
-        assert rows.add(Source("telemetry", UUID), record) is None
+        assert rows.add(Source(topic, UUID), record) is None
     for name, some in rows.take().items():
         lake.commit(name, some, {f"{UUID}/0": -1}, {f"{UUID}/0": log[-1].offset})
+
+
+def with_column(rows: pa.Table, name: str, value: Any) -> pa.Table:
+    at = rows.schema.get_field_index(name)
+    return rows.set_column(at, rows.field(name), pa.array([value] * len(rows), rows.field(name).type))
 
 
 def table(handle: DeltaTable) -> pa.Table:

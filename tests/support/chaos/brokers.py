@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, get_args
 
 from kafka.errors import KafkaError
 
 from driftline.connection import KafkaSettings
+from driftline.topics import TopicName
 
 from .schedule import Fault
 
@@ -23,7 +24,7 @@ class Brokers:
 
     def __init__(self, cluster: Any, kafka: KafkaSettings) -> None:
         self._cluster = cluster
-        self._topics = sorted(kafka.topics.values())
+        self._topics = [kafka.topics[name] for name in get_args(TopicName)]
         self._back: threading.Thread | None = None
         self._failed: list[Exception] = []
         self._checked = True

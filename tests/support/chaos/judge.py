@@ -54,7 +54,7 @@ class Judge:
     def __init__(self, plan: Plan, report: Report, taken: dict[str, int], said: list[dict[str, Any]]) -> None:
         self._plan, self._report = plan, report
         self._kafka, self._topics = plan.kafka, plan.kafka.topics
-        uuids = ensure_topics(plan.kafka)
+        self._uuids = uuids = ensure_topics(plan.kafka)
         self._telemetry, self._evals = uuids[self._topics["telemetry"]], uuids[self._topics["evals"]]
         self._outputs = Outputs()
         self._tables = Tables(plan.folder / "tables", report)
@@ -167,6 +167,10 @@ class Judge:
             for record in chunk:
                 event: Any = events.decode(record.value)
                 self._outputs.take("assignments", 0, OutputId.parse(event.id), record.value)
+        for partition in range(PARTITIONS):
+            for chunk in logs.read(self._kafka, self._topics["eval-items"], partition):
+                for record in chunk:
+                    self._tables.want_items(self._uuids[self._topics["eval-items"]], record)
         dead = sum(len(chunk) for chunk in logs.read(self._kafka, self._topics["dead-letter"], 0))
         if dead:
             self._problem(f"{dead} dead letters")
@@ -187,6 +191,7 @@ class Judge:
         }
         self._tables.compare_outputs(kept)
         self._tables.compare_items(self._accepted)
+        self._tables.compare_rest()
         report.stored = self._tables.count("samples")
 
     def _covered(self) -> dict[Source, int]:

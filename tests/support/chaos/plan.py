@@ -104,7 +104,8 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        return not (self.lost or self.doubled or self.contradictions or self.problems)
+        whole = self.stored == self.accepted
+        return whole and not (self.lost or self.doubled or self.contradictions or self.problems)
 
     def totals(self) -> dict[str, Any]:
         """All of it as plain values."""

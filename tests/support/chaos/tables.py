@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,10 @@ class Tables:
             name: [] for name in (*OF_EVENTS, "facts", "alerts")
         }
         self._windows: list[pa.Table] = []
+        self._spans: list[str] = []
+        """Conditions that hold for rows of the records that were compared."""
+        self._items: dict[tuple[str, int], dict[str, Any]] = {}
+        """Rows of evaluated items by (lease, position), the first that stands in the topic."""
 
     def count(self, name: TableName) -> int:
         return self._one(f"select count(*) from t_{name}")
@@ -81,6 +86,7 @@ class Tables:
         )
         span = f'"offset" between {log[0][0]} and {log[-1][0]}'
         bounds = f"topic_uuid = '{uuid}' and \"partition\" = {partition} and {span}"
+        self._spans.append(f"({bounds})")
         self._compare("log", wanted, bounds)
         self._compare_samples(_samples_of(new_frames), bounds)
 
@@ -99,6 +105,14 @@ class Tables:
             self._problem(f"samples: {extra} rows of records that hold no new samples, {bounds}")
         if not (lost or doubled or extra):
             self._compare("samples", wanted, bounds)
+
+    def compare_rest(self) -> None:
+        """Rows of samples and log that come from no record of the log at all."""
+        for name in ("samples", "log"):
+            if strays := self._one(
+                f"select count(*) from t_{name} where ({' or '.join(self._spans)}) is not true"
+            ):
+                self._problem(f"{name}: {strays} rows of records that the log does not have")
 
     # --- outputs --------------------------------------------------------------------------------------------
 
@@ -142,16 +156,21 @@ class Tables:
         self._report.windows = windows.num_rows
         self._compare("windows", windows)
 
+    def want_items(self, uuid: str, record: Any) -> None:
+        """A record of ``eval-items``: an item counts once for its lease, whoever sent it again."""
+        event = events.decode(record.value)
+        assert isinstance(event, events.EvalItems)
+        at = {"topic_uuid": uuid, "partition": record.partition, "offset": record.offset}
+        for row in event_rows.items(event, list(range(event.first, event.first + len(event.items)))):
+            self._items.setdefault((event.lease, row["position"]), row | at)
+
     def compare_items(self, accepted: dict[tuple[str, str], list[events.EvalAccepted]]) -> None:
-        """The items of each accepted result are all there, and no item of any lease is there twice."""
-        twice = self._one("select count(*) - count(distinct (lease, position)) from t_eval_items")
-        if twice:
-            self._problem(f"eval_items: {twice} rows beyond the first of a (lease, position)")
-        found = dict(
-            self._db.execute("select lease, count(distinct position) from t_eval_items group by 1").fetchall()
-        )
+        """The items of every lease as they stand in the topic, each once; those of each accepted result are
+        as many as it says."""
+        self._compare("eval_items", _table("eval_items", list(self._items.values())))
+        found = Counter(lease for lease, _ in self._items)
         for event in (event for some in accepted.values() for event in some):
-            items, wanted = found.get(event.lease, 0), event.outcome.items
+            items, wanted = found[event.lease], event.outcome.items
             if items != wanted:
                 self._problem(f"eval_items: {items} of {wanted} items of {event.lease}")
 
