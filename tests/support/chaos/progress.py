@@ -3,6 +3,7 @@ the requests and evaluators on ``evals``."""
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from kafka.structs import OffsetAndMetadata
 
 from driftline import admin, events
 from driftline.connection import KafkaSettings, kafka_python
-from driftline.errors import BadRecord
+from driftline.errors import BadRecord, Unavailable
 
 from .plan import PARTITIONS
+
+ANEW_S = 5.0
+"""A client of the admin's is not made more often."""
 
 
 class Progress:
@@ -29,7 +33,9 @@ class Progress:
         self._uuid = uuids[kafka.topics["telemetry"]]
         self._tables = tables
         self._handle: DeltaTable | None = None
-        self._admin = admin.connect(kafka)
+        self._connect = functools.partial(admin.connect, kafka)
+        self._admin = self._connect()
+        self._asked_anew = 0.0
         self._consumer = KafkaConsumer(
             group_id=None, enable_auto_commit=False, auto_offset_reset="earliest", **kafka_python(kafka)
         )
@@ -76,9 +82,22 @@ class Progress:
     def _group(self, role: str) -> dict[TopicPartition, int]:
         try:
             found = self._admin.list_group_offsets({f"{self._prefix}{role}": None})
-        except KafkaError:  # no group yet
+        except KafkaError:  # no group yet, or a coordinator that moved, which this client would not notice
+            self._ask_anew()
             return {}
         return {tp: at.offset for offsets in found.values() for tp, at in offsets.items()}
+
+    def _ask_anew(self) -> None:
+        """Another client, which asks again who coordinates the groups."""
+        if time.monotonic() - self._asked_anew < ANEW_S:
+            return
+        self._asked_anew = time.monotonic()
+        try:
+            fresh = self._connect()
+        except (KafkaError, Unavailable):
+            return
+        self._admin.close()
+        self._admin = fresh
 
     def skip_to_the_end(self) -> bool:
         """Moves the offsets of the workers' group to the log's end; False while the group has members."""
@@ -87,6 +106,7 @@ class Progress:
         try:
             told = self._admin.alter_group_offsets(f"{self._prefix}streams", ends)
         except KafkaError:
+            self._ask_anew()
             return False
         done = all(error is NoError for error in told.values())
         if done:
