@@ -3,6 +3,11 @@
 Readers drop what they have seen by a high-water mark of ids, so an output must never be delivered after a
 later one of its partition. The producer is idempotent and retries for ever; if a send fails for good all the
 same, the outbox is broken: every further call raises, and the worker starts again from its snapshots.
+
+aiokafka 0.14 goes on with the batches behind a failed one, and its ``stop`` flushes them. The broker refuses
+them for their sequence numbers where it knows the producer, but not in a partition to which this producer has
+delivered nothing so far, nor in a topic made again. So the first failure ends its sender, before it takes the
+next batch of that partition.
 """
 
 from __future__ import annotations
@@ -57,7 +62,7 @@ class Outbox:
         try:
             await asyncio.wait_for(self._producer.stop(), STOP_S)
         except (KafkaError, TimeoutError, asyncio.CancelledError):
-            pass  # nothing rests on it: snapshots hold only what was delivered
+            self._silence()  # nothing rests on it: snapshots hold only what was delivered
         if not self.failure.done():
             self.failure.cancel()
 
@@ -106,6 +111,13 @@ class Outbox:
         if not self.failure.done():
             self.failure.set_exception(Unavailable(f"a send failed for good: {error!r}"))
             self.failure.exception()  # seen: whoever waits raises it again
+        self._silence()
+
+    def _silence(self) -> None:
+        """Has the producer begin no further request. aiokafka has no public way to stop without a flush."""
+        sender = self._producer._sender
+        if sender is not None and sender.sender_task is not None:
+            sender.sender_task.cancel()
 
     def _check(self) -> None:
         if self.failure.done():

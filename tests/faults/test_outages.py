@@ -113,6 +113,31 @@ def test_brokers_are_killed_frozen_moved_and_mostly_away_while_a_training_goes_o
     outage.assert_not_slowed(told, ["killed", "moved", "frozen", "two-away", "after"])
 
 
+@pytest.mark.kafka
+def test_what_waits_when_a_broker_goes_for_good_is_spooled_said_shown_and_sent_to_another_one(
+    jvm_kafka: Any, kafka: Any, train: Any, outage: Any, tmp_path: Path
+) -> None:
+    """In mid-run: exit code kept, within the bound, one line; in order and once afterwards."""
+    gone, spool = (
+        KafkaSettings(bootstrap=jvm_kafka.bootstrap, prefix="gone.", partitions=2),
+        tmp_path / "spool",
+    )
+    ensure_topics(gone)
+    training = train(gone, spool=str(spool), exit_us=2_000_000)
+    training.order("pace 0.002")
+    training.steps(200)
+    training.catches_up()
+    jvm_kafka.kill()
+    training.steps(200)
+    training.until(lambda told: told["counters"].get("spool_written", 0), "it spools")
+    training.steps(200)
+    left = outage.left_behind(training, spool, exit_us=2_000_000)
+    assert 0 < left["delivered_before"] < left["logged"]
+    another = kafka.settings(partitions=gone.partitions)
+    ensure_topics(another)
+    outage.assert_sent_to_another(another, spool, training, left)
+
+
 @pytest.fixture
 def mute() -> Iterator[str]:
     """The address of a server that accepts connections and never says a word, as a frozen broker."""

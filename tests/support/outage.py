@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -94,10 +95,11 @@ def delivered(told: dict[str, Any]) -> int:
     return int(told["counters"].get("samples_delivered", 0))
 
 
-def read(kafka: KafkaSettings, run: str, seconds: float = 300) -> list[Any]:
+def read(kafka: KafkaSettings, run: str, seconds: float = 300, *, whole: bool = True) -> list[Any]:
     """The records of a run's partition, decoded, up to its last event; first arrivals of each number.
 
-    Asserts that numbers grow by one, so that nothing is lost and nothing is out of order.
+    Asserts that numbers grow by one, so that nothing is lost and nothing is out of order; from 0 on, unless
+    it is not the ``whole`` log that this broker has.
     """
     from kafka import KafkaConsumer, TopicPartition
 
@@ -116,13 +118,65 @@ def read(kafka: KafkaSettings, run: str, seconds: float = 300) -> list[Any]:
                     record: Any = records.decode(message.value)
                     if record.run == run:
                         found.setdefault(record.seq, record)
-    assert list(found) == list(range(len(found))), "records in the order of their numbers, without a hole"
+    first = 0 if whole else next(iter(found))
+    wanted = list(range(first, first + len(found)))
+    assert list(found) == wanted, "records in the order of their numbers, without a hole"
     return list(found.values())
 
 
 def steps(found: list[Any]) -> list[int]:
     """The step of every sample, in order."""
     return [step for one in found if isinstance(one, frames.Frame) for step in one.step.tolist()]
+
+
+def driftline(*command: str) -> subprocess.CompletedProcess[str]:
+    """``driftline COMMAND...`` to its end, with no settings of whoever runs this."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DRIFTLINE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "driftline.cli", *command],
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def left_behind(training: Training, spool: Path, *, exit_us: int) -> dict[str, Any]:
+    """Ends a training whose broker is gone for good: all that was not acknowledged waits in the spool.
+
+    Asserts that it keeps its exit code, takes no longer than its bound (and what the interpreter needs on a
+    busy machine), says one line, and that ``driftline spool status`` shows exactly what waits.
+    """
+    training.order("pace inf")
+    told = training.order("tell")
+    logged, arrived = told["step"] * training.metrics, delivered(told)
+    code, took_s, said = training.end(7)
+    assert code == 7, said
+    assert took_s < exit_us / 1e6 + 60, took_s
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if "were not delivered" in line]
+    assert len(lines) == 1, said
+    assert f"{logged - arrived} wait in {spool}" in lines[0], lines
+    status = driftline("spool", "status", "--spool", str(spool), "--json")
+    assert status.returncode == 0, status.stderr
+    shown = [json.loads(line) for line in status.stdout.splitlines()]
+    assert [one["samples"] for one in shown] == [logged - arrived]
+    return {"exit_code": code, "exit_s": round(took_s, 2), "logged": logged, "delivered_before": arrived}
+
+
+def assert_sent_to_another(
+    kafka: KafkaSettings, spool: Path, training: Training, left: dict[str, Any]
+) -> None:
+    """``driftline spool send`` brings all that was left to a broker without it: in order, once."""
+    arguments = ["--spool", str(spool), "--bootstrap", kafka.bootstrap, "--prefix", kafka.prefix]
+    sent = driftline("spool", "send", "--all", *arguments)
+    assert sent.returncode == 0, sent.stderr
+    found = steps(read(kafka, training.run, whole=False))
+    every = [step for step in range(left["logged"] // training.metrics) for _ in range(training.metrics)]
+    assert found == every[left["delivered_before"] :], (len(found), left)
+    status = driftline("spool", "status", "--spool", str(spool), "--json")
+    assert (status.returncode, status.stdout) == (0, ""), "nothing waits any more"
 
 
 def assert_not_slowed(told: dict[str, Any], phases: list[str], *, quiet: str = "quiet") -> None:
