@@ -57,6 +57,8 @@ class Process:
     """Expired: its place in the sequence is remembered, it takes part in nothing."""
     stray: bool = False
     """Of an older launch whose records came late: it belongs to no attempt that is still there."""
+    child: bool = False
+    """Forked or sent from another process of its rank: it does not stand for the rank."""
     maps: dict[MapKey, FrameMap] = field(default_factory=dict)
 
 
@@ -208,6 +210,7 @@ class Place(msgspec.Struct, array_like=True):
     host: str
     started_us: int | None
     stray: bool
+    child: bool = False
 
 
 class AxisEnd(msgspec.Struct, array_like=True):

@@ -40,7 +40,7 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
     known = run.processes.get(event.process)
     if known is not None:  # its frames came first, or this is a duplicate
         if counts(moment, known, event.seq):
-            known.role, known.host = event.role, event.host
+            known.role, known.host, known.child = event.role, event.host, bool(event.parent)
             known.rank = event.rank if known.rank is None else known.rank
             known.maps.clear()
         return
@@ -55,6 +55,7 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
         return
     process = join(run, attempt, event.process)
     process.rank, process.role, process.host = event.rank, event.role, event.host
+    process.child = bool(event.parent)
     if seat is not None:
         attempt.seats[seat] = event.process
         _learn_world(moment, attempt, event)
@@ -249,9 +250,15 @@ def finish(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
     if attempt.number == moment.run.current and not moment.run.ended:
         moment.run.ended = True
         _request(moment, moment.run.triggers.ended(moment.now_us))
-        silent = not all(attempt.left)
+        silent = _fell_silent(moment.run, attempt)
         text = "no process gave a sign any more" if silent else "every process ended"
         _fact(moment, attempt, "run_ended", f"run ended: {text}", detail={"silent": silent})
+
+
+def _fell_silent(run: Run, attempt: Attempt) -> bool:
+    """Whether a process never said that it ended. A child may be killed at any time: nobody waits for it."""
+    pairs = zip(attempt.processes, attempt.left, strict=True)
+    return any(not (left or ((p := run.processes.get(name)) and p.child)) for name, left in pairs)
 
 
 def flush(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
@@ -360,12 +367,12 @@ def tell_late(moment: Moment, attempt: Attempt) -> None:
 def _tick_detection(moment: Moment) -> None:
     run = moment.run
     attempt = run.attempt
-    if attempt.finished and all(attempt.left):  # one that ended by silence is still watched: that is an alert
+    if attempt.finished and not _fell_silent(run, attempt):  # silence is still watched: that is an alert
         return
     processes = [
         Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
         for _, p in sorted(run.processes.items())
-        if p.attempt == run.current and not p.parked
+        if p.attempt == run.current and not p.parked and not p.child
     ]
     moment.alerts(attempt, attempt.detection.tick(run.now_us, processes))
 

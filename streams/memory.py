@@ -53,7 +53,7 @@ def remember(state: PartitionState, run: Run) -> None:
         triggers=run.triggers.dump(),
         axes={name: _end_of(attempt.axes[name]) for name in AXES},
         processes={
-            p.name: Place(p.attempt, p.seq, p.rank, p.role, p.host, p.started_us, p.stray)
+            p.name: Place(p.attempt, p.seq, p.rank, p.role, p.host, p.started_us, p.stray, p.child)
             for p in run.processes.values()
         },
     )
@@ -86,6 +86,7 @@ def revive(state: PartitionState, name: str, now_us: int, make: Factories) -> Ru
             idle=True,
             parked=True,
             stray=place.stray,
+            child=place.child,
         )
         seat = seat_of(place.role, place.rank)
         if seat is not None and place.attempt == known.current and not place.stray:

@@ -44,6 +44,7 @@ _PROCESS = (
     "started_us",
     "parked",
     "stray",
+    "child",
 )
 
 
