@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,12 +21,28 @@ from driftline.errors import SettingsError, Unavailable
 
 START_SECONDS = 20.0
 EMBEDDED_CLUSTER = "driftline_embedded"
+_LAUNCHER = """
+import os, signal, subprocess, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+broker = subprocess.Popen(sys.argv[2:])
+while broker.poll() is None:
+    if os.getppid() != int(sys.argv[1]):
+        broker.kill()
+    elif asked:
+        broker.terminate()
+    time.sleep(0.1)
+sys.exit(broker.returncode)
+"""
+"""Runs the broker until that ends or SIGTERM, or until the process that started this one is gone (killed, for
+example): then somebody else is the parent."""
 
 
 class EmbeddedBroker:
     """A broker process on loopback; ``with EmbeddedBroker() as broker: broker.bootstrap``.
 
-    ``port`` 0 takes a free one. The broker ends with the process that made it.
+    ``port`` 0 takes a free one. The broker ends with the process that made it, also of kill -9: a small
+    launcher stands between the two and watches.
 
     Raises:
         SettingsError: the ``local`` extra is not installed, or the port is taken.
@@ -57,7 +74,13 @@ class EmbeddedBroker:
         ]
         with self._log.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal must end trainers and workers before their broker.
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -77,15 +100,20 @@ class EmbeddedBroker:
         try:
             process.wait(3)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._kill(process)
 
     def kill(self) -> None:
         """Ends the broker at once (SIGKILL); what it held is gone."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            self._kill(process)
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        """Launcher and broker are a process group of their own."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
