@@ -12,6 +12,8 @@ import logging
 import threading
 from collections import deque
 
+from driftline.visible import visible
+
 COUNTERS: dict[str, str] = {
     "samples_logged": "samples accepted and turned into frames",
     "samples_delivered": "samples that the broker has acknowledged",
@@ -163,4 +165,4 @@ class Notes:
     def write(self) -> None:
         """Writes what waits to the logger "driftline"."""
         while self._waiting:
-            log.warning("driftline: %s", self._waiting.popleft())
+            log.warning("driftline: %s", visible(self._waiting.popleft()))

@@ -35,6 +35,8 @@ LOSS_PAUSE_US_MAX = 16_000_000
 """The longest pause when the broker lets us in and then takes nothing (no permission, for example)."""
 SILENCE_US = 1_000_000
 """Records are on their way and none was acknowledged for so long: the broker is away."""
+SILENCE_SAID_US = 10_000_000
+"""After so long that is said."""
 REFUSALS_MAX = 3
 RECORD_BYTES_MIN = 4 * 1024
 """Records are not cut below this because of the topic's limit."""
@@ -142,7 +144,7 @@ class Delivery:
                 self._try_open_us = self._clock.steady_us() + self._refused_us
                 self._notes.once(
                     "refused us",
-                    f"the broker does not let us in: {self.trouble}; samples wait, training is not affected",
+                    f"nothing can be sent: {self.trouble}; samples wait, training is not affected",
                 )
                 return
             if self._failures < 2:  # one slow answer is no news
@@ -169,10 +171,13 @@ class Delivery:
                 cut = cut or self._failed(outcome)
                 continue
             self._losses, self._away, self._heard_us = 0, False, self._clock.steady_us()
+            self._notes.again("silent")
             lane, samples = self._acknowledge(outcome.seq)
             if lane is not None:
                 self._counters.add("records_acknowledged")
                 self._counters.add(lane.delivered, samples)
+        for remark in self._transport.remarks():
+            self._notes.once(("remark", remark), remark)
         if cut:
             self._close()
             self._try_open_us = 0
@@ -245,8 +250,16 @@ class Delivery:
 
     def _judge(self) -> None:
         """Tells the outbox whether the broker is there."""
-        if self._in_flight_bytes() and self._clock.steady_us() - self._heard_us >= SILENCE_US:
+        silent_us = self._clock.steady_us() - self._heard_us if self._in_flight_bytes() else 0
+        if silent_us >= SILENCE_US:
             self._away = True
+        if silent_us >= SILENCE_SAID_US and self._connected:
+            self.trouble = "the broker acknowledges nothing"
+            self._notes.once(
+                "silent",
+                "the broker takes records and acknowledges none: it hangs, or has fewer copies in step than "
+                "min.insync.replicas asks for; samples wait, training is not affected",
+            )
         if self._away:
             self._outbox.broker_away()
         else:

@@ -20,8 +20,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
-from errno import EIO, ENOENT, ENOSPC, ENOTSUP
+from errno import EINVAL, EIO, ENOENT, ENOSPC, ENOTSUP
 from typing import Protocol
 
 try:
@@ -134,11 +135,14 @@ class FileDisk:
         hidden = os.path.join(self.where, f".{name}.{os.getpid()}")
         shutil.rmtree(hidden, ignore_errors=True)
         os.mkdir(hidden, 0o700)
+        lock = None
         try:
             lock = _locked(os.path.join(hidden, _LOCK))
             assert lock is not None, "a fresh file is locked by no one"
             os.rename(hidden, os.path.join(self.where, name))
         except BaseException:
+            if lock is not None:  # tried again each second, for as long as the outage lasts
+                os.close(lock)
             shutil.rmtree(hidden, ignore_errors=True)
             raise
         return _FileFolder(self.where, name, lock)
@@ -155,6 +159,9 @@ class FileDisk:
             ours = os.path.samestat(os.fstat(lock), os.stat(path))
         except FileNotFoundError:
             ours = False
+        except BaseException:
+            os.close(lock)
+            raise
         if not ours:  # its owner removed it meanwhile
             os.close(lock)
             return None
@@ -177,11 +184,20 @@ class FileDisk:
         return shutil.disk_usage(path).free
 
 
+def _opened(path: str, flags: int) -> int:
+    """A descriptor of a plain file; a link is not followed, a pipe or a device waited for by no one."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(EINVAL, f"{path} is no plain file")
+    return descriptor
+
+
 def _locked(path: str) -> int | None:
     """A descriptor that holds the lock of a file, which is made; None if another one holds it."""
     if fcntl is None:
         raise OSError(ENOTSUP, "this system has no file locks")
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = _opened(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -265,7 +281,7 @@ class _FileFolder:
         if opened is not None and opened[0] == file:
             return opened[1]
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if write else os.O_RDONLY
-        descriptor = os.open(os.path.join(self._path, file), flags | os.O_CLOEXEC, 0o600)
+        descriptor = _opened(os.path.join(self._path, file), flags)
         if opened is not None:
             os.close(opened[1])
         self._open[write] = file, descriptor

@@ -2,8 +2,8 @@
 
 Measured with kafka-python 3.0.12, and guarded here:
 
-- its constructor waits 30 s and ``send`` 60 s for a broker: a plain TCP probe goes first, both waits are
-  set to what the caller allows;
+- its constructor waits 30 s and ``send`` 60 s for a broker: the first steps of a connection go first
+  (:func:`driftline.handshake.let_in`), both waits are set to what the caller allows;
 - with a short delivery timeout the idempotent producer wedges for ever once a batch expires: the timeout is a
   day, what is too old is the owner's business;
 - its back-off grows to 30 s: at most 1 s in :func:`~driftline.connection.kafka_python`;
@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from driftline import handshake
+from driftline.broker import EMBEDDED_CLUSTER
 from driftline.connection import KafkaSettings, kafka_python, opened
-from driftline.errors import Unavailable
+from driftline.errors import Refused, Unavailable
 from driftline.producers import forks
 from driftline.producers.transport import Outcome
+from driftline.topic_rules import Count, few_copies, keyed_by_run, may_send, no_append_time
 from driftline.topics import partition_of
 
 _DAY_MS = 24 * 3600 * 1000
@@ -48,37 +49,62 @@ class KafkaTransport:
         self._partition = 0
         self._outcomes: deque[Outcome] = deque()
         self._refused = False
+        self._remarks: deque[str] = deque()
+        self._knows_times = False
 
     def open(self, *, timeout_us: int, notify: Callable[[], None]) -> None:
-        end = time.monotonic() + timeout_us / 1e6
+        end_s = time.monotonic() + timeout_us / 1e6
         self._notify = notify
         if self._producer is None:
-            _probe(self._settings.servers, min(_PROBE_S, timeout_us / 1e6))
-            self._connect(max(200, int((end - time.monotonic()) * 1000)))
+            self._connect(end_s)
         # A producer that only lacks the topic is kept for the next attempt: making one is dear.
-        self._producer.config["max_block_ms"] = max(100, int((end - time.monotonic()) * 1000))
+        count = self._count(self._topic, end_s)
+        if not isinstance(count, int):
+            raise Unavailable(
+                f"{self._settings.bootstrap} shows no topic {self._topic} yet (missing, or no permission); "
+                "`driftline streams` makes the topics"
+            )
+        self._check(count, end_s)
+        self._partition = partition_of(self._run, count)
+
+    def _count(self, topic: str, end_s: float) -> Count:
+        """Partitions of a topic. Raises Unavailable."""
+        self._producer.config["max_block_ms"] = max(100, int((end_s - time.monotonic()) * 1000))
         try:
-            partitions = self._producer.partitions_for(self._topic)
+            return len(self._producer.partitions_for(topic)) or None
         except Exception as error:
-            if type(error).__name__ != "KafkaTimeoutError":
-                self.close(timeout_us=0)
-            raise Unavailable(self._no_topic()) from error
-        if not partitions:
-            raise Unavailable(self._no_topic())
-        self._partition = partition_of(self._run, len(partitions))
+            kind = type(error).__name__
+            if kind == "KafkaTimeoutError":
+                return None
+            if kind == "TopicAuthorizationFailedError":
+                return "hidden"
+            self.close(timeout_us=0)
+            raise Unavailable(f"{self._settings.bootstrap}: {_words(error)}") from error
 
-    def _no_topic(self) -> str:
-        return (
-            f"{self._settings.bootstrap} shows no topic {self._topic} yet (missing, or no permission); "
-            "`driftline streams` makes the topics"
-        )
+    def _check(self, count: int, end_s: float) -> None:
+        """Raises Refused, as a trainer of this pipeline would send to a topic that must be deleted."""
+        topic, wanted = self._topic, self._settings.partitions
+        others: dict[str, Count] = {}
+        for name in keyed_by_run(self._settings.prefix) if count != wanted else ():
+            others[name] = self._count(name, end_s)
+            if others[name] not in (count, "hidden"):
+                break
+        sending = may_send(topic, count, wanted=wanted, others=others)
+        if not sending.allowed:
+            self.close(timeout_us=0)  # the client would go on to believe in the topic that it knows
+            raise Refused(f"topic {topic}", f"{count} partitions", sending.remark)
+        self._remark(sending.remark)
+        with contextlib.suppress(AttributeError, KeyError, ValueError):
+            copies = min(len(p.replica_nodes) for p in self._producer._metadata._partitions[topic].values())
+            if copies < self._settings.replication:
+                self._remark(few_copies(topic, copies, self._settings.replication))
 
-    def _connect(self, timeout_ms: int) -> None:
+    def _connect(self, end_s: float) -> None:
+        reached = handshake.let_in(self._settings, timeout_s=min(_PROBE_S, end_s - time.monotonic()))
         with forks.importing():
-            import kafka  # 0.5 s, so only on the SDK's thread
-        reached = handshake.let_in(self._settings, timeout_s=min(_PROBE_S, timeout_ms / 1000))
-
+            import kafka  # 0.5 s, so only on the SDK's thread, and only where somebody answers
         _quieten()
+        timeout_ms = max(200, int((end_s - time.monotonic()) * 1000))
         try:
             self._producer = opened(
                 kafka.KafkaProducer,
@@ -118,6 +144,8 @@ class KafkaTransport:
         outcomes, notify, producer = self._outcomes, self._notify, self._producer
 
         def arrived(_: object) -> None:
+            if not self._knows_times:
+                self._look_at_times(producer, future)
             outcomes.append(Outcome(seq))
             notify()
 
@@ -138,6 +166,24 @@ class KafkaTransport:
         while self._outcomes:
             found.append(self._outcomes.popleft())
         return found
+
+    def remarks(self) -> list[str]:
+        found: list[str] = []
+        while self._remarks:
+            found.append(self._remarks.popleft())
+        return found
+
+    def _remark(self, text: str) -> None:
+        if text:
+            self._remarks.append(text)
+
+    def _look_at_times(self, producer: Any, future: Any) -> None:
+        """The first acknowledgement says whether the broker stamps records: without the right to ask it."""
+        self._knows_times = True
+        with contextlib.suppress(AttributeError, TypeError, IndexError):
+            stamped_ms = future._produce_future.value[1]
+            if stamped_ms == -1 and producer._metadata.cluster_id != EMBEDDED_CLUSTER:
+                self._remark(no_append_time(self._topic))
 
     def close(self, *, timeout_us: int) -> None:
         producer, self._producer, self._refused = self._producer, None, False
@@ -171,21 +217,6 @@ def _stop(producer: Any) -> None:
     with contextlib.suppress(Exception):
         producer._sender.initiate_close()
         producer._sender.force_close()
-
-
-def _probe(servers: list[str], timeout_s: float) -> None:
-    """Raises Unavailable if no server accepts a connection."""
-    reasons = []
-    for server in servers:
-        host, _, port = server.rpartition("://")[2].rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s):
-                return
-        except ValueError:
-            return  # not host:port: let kafka-python judge it
-        except OSError as error:
-            reasons.append(f"{server}: {error.strerror or error}")
-    raise Unavailable("; ".join(reasons) or "no broker is named: set DRIFTLINE_BOOTSTRAP")
 
 
 def _words(error: BaseException) -> str:

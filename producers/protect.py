@@ -90,6 +90,7 @@ class Protector:
         self._process, self._settings = process, settings
         self._counters, self._notes = counters, notes
         self._roots: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._tidied_us = 0
 
     def protect(self, saved: Checkpoint) -> str:
@@ -132,7 +133,9 @@ class Protector:
             )
         if os.path.islink(root):
             raise Refused(f"{root} is a link")
-        if self._missing(root, size) and sum(copy.size for copy in _copies(root)) < self._missing(root, size):
+        if self._missing(root, size) and sum(copy.size for copy in self._copies(root)) < self._missing(
+            root, size
+        ):
             raise Refused(f"less than {FREE_SIZES} times its {size} bytes are free on its file system")
 
     def _missing(self, root: str, size: int) -> int:
@@ -169,7 +172,7 @@ class Protector:
         except OSError:
             room = 0  # the folder of checkpoints is gone, and the copies with it
         for copy in surplus(
-            _copies(root),
+            self._copies(root),
             now_us=now_us,
             count=settings.protect_count,
             size=settings.protect_bytes,
@@ -182,6 +185,21 @@ class Protector:
             if now_us - _made_us(left) > MAKING_AGE_US:
                 shutil.rmtree(left, ignore_errors=True)
 
+    def _copies(self, root: str) -> list[Copy]:
+        """What is protected there. Sizes are added up once: a copy may have tens of thousands of files."""
+        try:
+            names = [name for name in os.listdir(root) if _DIGEST.fullmatch(name)]
+        except OSError:
+            return []
+        paths = {name: os.path.join(root, name) for name in names}
+        gone = [path for path in self._sizes if os.path.dirname(path) == root and path not in paths.values()]
+        for path in gone:
+            del self._sizes[path]
+        for path in paths.values():
+            if path not in self._sizes:
+                self._sizes[path] = _size(path)
+        return [Copy(name, _made_us(Path(path)), self._sizes[path]) for name, path in paths.items()]
+
 
 def _link_one(path: str, made: str, entry: FileEntry) -> None:
     """Links one file of the manifest; a file that is itself a symbolic link gives a link to what it names."""
@@ -192,14 +210,6 @@ def _link_one(path: str, made: str, entry: FileEntry) -> None:
     os.link(os.path.realpath(source), target)
     if os.stat(target).st_size != entry.size:
         raise Refused("it was written to while it was announced")
-
-
-def _copies(root: str) -> list[Copy]:
-    try:
-        names = [name for name in os.listdir(root) if _DIGEST.fullmatch(name)]
-    except OSError:
-        return []
-    return [Copy(name, _made_us(Path(root, name)), _size(os.path.join(root, name))) for name in names]
 
 
 def _made_us(path: Path) -> int:

@@ -203,7 +203,14 @@ class Recovery:
             if self._clock.steady_us() >= self._look_us:
                 self._look()
             return
-        self._left.delivered()
+        try:
+            self._left.delivered()
+        except OSError as error:  # it stays with us, or it would be sent again each minute
+            self._counters.add("spool_errors")
+            where = f"{self._left.name} in {self._disk.where}"
+            self._notes.once("delete", f"{where} was sent and cannot be deleted: {error}; delete it by hand")
+            self._let_go()
+            return
         outbox = self._left.load()
         if outbox is None:
             self._let_go()

@@ -35,7 +35,7 @@ class Transport(Protocol):
         """Connects within about ``timeout_us``; ``notify`` is called (from any thread) with new outcomes.
 
         Raises:
-            Unavailable: not now; says why in words for people.
+            Unavailable: not now; says why in words for people. Refused: nor later, unless somebody mends it.
         """
         ...
 
@@ -45,6 +45,10 @@ class Transport(Protocol):
 
     def outcomes(self) -> list[Outcome]:
         """What became known since the last call."""
+        ...
+
+    def remarks(self) -> list[str]:
+        """What was found odd about the other end since the last call, with the remedy; records go on."""
         ...
 
     def close(self, *, timeout_us: int) -> None:
@@ -114,6 +118,9 @@ class MemoryTransport:
         found = list(self._outcomes)
         self._outcomes.clear()
         return found
+
+    def remarks(self) -> list[str]:
+        return []
 
     def close(self, *, timeout_us: int) -> None:
         self._open = False

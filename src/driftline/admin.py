@@ -16,7 +16,8 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError
 from driftline import handshake
 from driftline.broker import EMBEDDED_CLUSTER
 from driftline.connection import KafkaSettings, kafka_python, opened
-from driftline.errors import SettingsError, Unavailable
+from driftline.errors import Unavailable
+from driftline.topic_rules import check_partitions, wrong_time_stamps
 from driftline.topics import SPECS, TopicSpec
 
 CLIENT_ID = "driftline-admin"
@@ -118,7 +119,7 @@ def ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
         client.wait_for_topics(missing)
         found = _described(client, list(names))
     for name, spec in names.items():
-        _check_partitions(name, spec, len(found[name]["partitions"]), settings)
+        check_partitions(name, spec, len(found[name]["partitions"]), settings.partitions)
     if client.describe_cluster().get("cluster_id") != EMBEDDED_CLUSTER:
         _check_time_stamps(client, {name: spec for name, spec in names.items() if spec.append_time})
     return {name: str(found[name]["topic_id"]) for name in names}
@@ -141,27 +142,6 @@ def _options(spec: TopicSpec, settings: KafkaSettings) -> dict[str, Any]:
     }
 
 
-def _check_partitions(name: str, spec: TopicSpec, found: int, settings: KafkaSettings) -> None:
-    wanted = 1 if spec.single else settings.partitions
-    if found == wanted:
-        return
-    if spec.single:
-        raise SettingsError(f"topic {name}", f"{found} partitions", _remake(name, 1))
-    raise SettingsError(
-        f"topic {name}",
-        f"{found} partitions",
-        f"the settings say {wanted}: set kafka.partitions (DRIFTLINE_KAFKA__PARTITIONS) to {found} if all "
-        f"topics keyed by run have as many, else {_remake(name, wanted)}",
-    )
-
-
-def _remake(name: str, partitions: int) -> str:
-    return (
-        f"delete the topic and start again, driftline makes it with {partitions} "
-        f"(kafka-topics.sh --delete --topic {name}); switch off auto.create.topics.enable at the broker"
-    )
-
-
 def _check_time_stamps(client: KafkaAdminClient, specs: dict[str, TopicSpec]) -> None:
     from kafka.admin import ConfigResource
 
@@ -170,9 +150,4 @@ def _check_time_stamps(client: KafkaAdminClient, specs: dict[str, TopicSpec]) ->
     for name in specs:
         value = answers.get(name, {}).get("message.timestamp.type", {}).get("value")
         if value != "LogAppendTime":
-            raise SettingsError(
-                f"topic {name}",
-                f"message.timestamp.type={value}",
-                "set it with: kafka-configs.sh --alter --entity-type topics "
-                f"--entity-name {name} --add-config message.timestamp.type=LogAppendTime",
-            )
+            raise wrong_time_stamps(name, value)

@@ -15,7 +15,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -36,29 +36,31 @@ class _Hung(OSError):
 
 
 def let_in(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> KafkaSettings:
-    """Before a client connects by TLS or with a login: the settings, with only a server that answers.
+    """Before a client connects: the settings, with only a server that answers where there is TLS or a login.
 
     kafka-python begins with any of the servers, and waits for ever for a TLS handshake that one of them does
-    not answer (a frozen broker, a dead host behind a proxy). Without TLS and login nothing is asked: there a
-    client's own time limits hold, and one that failed asks :func:`refusal`.
+    not answer (a frozen broker, a dead host behind a proxy). Without TLS and login it is enough that one of
+    them takes a connection: then a client's own time limits hold, and one that failed asks :func:`refusal`.
 
     Raises:
         Refused: none lets us in, for the reason that one of them gave.
         Unavailable: none answers.
     """
-    if settings.security_protocol == "PLAINTEXT":
-        return settings
     refused: Refused | None = None
     silent: list[str] = []
-    for server, error in _greetings(settings, timeout_s):
+    plain = settings.security_protocol == "PLAINTEXT"
+    for server, error in _greetings(settings, timeout_s, _touch if plain else _greet):
+        if error is None and plain:
+            return settings
         if error is None:
             return msgspec.structs.replace(settings, bootstrap=server)
         if isinstance(error, Refused):
             refused = refused or error
         else:
-            silent.append(f"{server}: {error or type(error).__name__}")
+            silent.append(f"{server}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
     raise refused or Unavailable(
-        f"no broker answers: {'; '.join(silent)} (DRIFTLINE_BOOTSTRAP or --bootstrap names another one)"
+        f"no broker answers at {'; '.join(silent) or 'no address'} (DRIFTLINE_BOOTSTRAP or --bootstrap names "
+        "another one; `driftline broker` starts one for a first look)"
     )
 
 
@@ -68,7 +70,7 @@ def refusal(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> Refused
     Takes at most about ``timeout_s``, however many servers there are.
     """
     found: Refused | None = None
-    for _, error in _greetings(settings, timeout_s):
+    for _, error in _greetings(settings, timeout_s, _greet):
         if error is None:
             return None
         if isinstance(error, Refused):
@@ -76,14 +78,16 @@ def refusal(settings: KafkaSettings, *, timeout_s: float = TIMEOUT_S) -> Refused
     return found
 
 
-def _greetings(settings: KafkaSettings, timeout_s: float) -> Iterator[tuple[str, Exception | None]]:
+def _greetings(
+    settings: KafkaSettings, timeout_s: float, greet: Callable[[KafkaSettings, str, float], None]
+) -> Iterator[tuple[str, Exception | None]]:
     """Each server, and what it answered; those that come later get an equal part of the time."""
     end_s = time.monotonic() + timeout_s
     servers = settings.servers
     for at, server in enumerate(servers):
         now_s = time.monotonic()
         try:
-            _greet(settings, server, now_s + max(0.05, (end_s - now_s) / (len(servers) - at)))
+            greet(settings, server, now_s + max(0.05, (end_s - now_s) / (len(servers) - at)))
         except (Refused, OSError, ValueError, LookupError, struct.error) as error:
             yield server, error  # refused, not there, or not Kafka
         except ImportError:  # a kafka-python that keeps its logins elsewhere: let it try by itself
@@ -92,12 +96,18 @@ def _greetings(settings: KafkaSettings, timeout_s: float) -> Iterator[tuple[str,
             yield server, None
 
 
+def _touch(_: KafkaSettings, server: str, end_s: float) -> None:
+    """A connection and nothing else. Raises OSError if nobody takes it."""
+    with _connected(server, end_s):
+        return
+
+
 def _greet(settings: KafkaSettings, server: str, end_s: float) -> None:
     """The first steps of a connection. Raises Refused, or OSError if nothing (sensible) answers."""
     context = ssl_context(settings)
     try:
         with _connected(server, end_s) as plain, _wrapped(plain, context, server) as link:
-            _log_in(link, settings)
+            _log_in(_Link(link, end_s), settings)
     except ssl.SSLError as error:
         raise _tls_refusal(settings, server, error, end_s) or error from None
     except OSError as error:
@@ -107,9 +117,20 @@ def _greet(settings: KafkaSettings, server: str, end_s: float) -> None:
 @contextlib.contextmanager
 def _connected(server: str, end_s: float) -> Iterator[socket.socket]:
     timeout_s = max(0.05, end_s - time.monotonic())
-    host, _, port = server.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as link:
+    with socket.create_connection(_address(server), timeout=timeout_s) as link:
         yield link
+
+
+def _address(server: str) -> tuple[str, int]:
+    """Host and port, as kafka-python reads them. Raises ValueError for a port that is no number.
+
+    >>> _address("PLAINTEXT://[::1]:9093"), _address("k1")
+    (('::1', 9093), ('k1', 9092))
+    """
+    host, colon, port = server.rpartition("://")[2].rpartition(":")
+    if not colon or port.endswith("]"):
+        host, port = server, "9092"
+    return host.strip("[]"), int(port)
 
 
 @contextlib.contextmanager
@@ -117,12 +138,38 @@ def _wrapped(plain: socket.socket, context: ssl.SSLContext | None, server: str) 
     if context is None:
         yield plain
         return
-    host = server.rpartition(":")[0].strip("[]")
-    with context.wrap_socket(plain, server_hostname=host) as link:
+    with context.wrap_socket(plain, server_hostname=_address(server)[0]) as link:
         yield link
 
 
-def _log_in(link: socket.socket, settings: KafkaSettings) -> None:
+class _Link:
+    """A connection whose every wait ends by the same time, however slowly the other side goes on talking."""
+
+    def __init__(self, link: socket.socket, end_s: float) -> None:
+        self._link, self._end_s = link, end_s
+
+    def send(self, data: bytes) -> None:
+        self._within()
+        self._link.sendall(data)
+
+    def read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            self._within()
+            part = self._link.recv(size - len(found))
+            if not part:
+                raise _Hung("the connection was closed")
+            found += part
+        return found
+
+    def _within(self) -> None:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        self._link.settimeout(left_s)
+
+
+def _log_in(link: _Link, settings: KafkaSettings) -> None:
     """Asks for a login: what the broker offers, then user and password."""
     wanted = settings.sasl_mechanism or ""
     code, offered = _ask_for_login(link, wanted)
@@ -145,7 +192,7 @@ def _log_in(link: socket.socket, settings: KafkaSettings) -> None:
     _prove(link, settings)
 
 
-def _ask_for_login(link: socket.socket, mechanism: str) -> tuple[int, str]:
+def _ask_for_login(link: _Link, mechanism: str) -> tuple[int, str]:
     """Error code and offered mechanisms of a SaslHandshake."""
     answer = _request(link, _SASL_HANDSHAKE, 1, struct.pack(">h", len(mechanism)) + mechanism.encode())
     code, count = struct.unpack_from(">hi", answer)
@@ -157,7 +204,7 @@ def _ask_for_login(link: socket.socket, mechanism: str) -> tuple[int, str]:
     return code, ", ".join(names) or "nothing"
 
 
-def _prove(link: socket.socket, settings: KafkaSettings) -> None:
+def _prove(link: _Link, settings: KafkaSettings) -> None:
     """User and password, in as many turns as the mechanism takes."""
     from kafka.net.sasl import get_sasl_mechanism
 
@@ -191,25 +238,15 @@ def _wrong_password(settings: KafkaSettings, said: str) -> Refused:
     return Refused("kafka.sasl_password", "***", remedy)
 
 
-def _request(link: socket.socket, key: int, version: int, body: bytes) -> bytes:
+def _request(link: _Link, key: int, version: int, body: bytes) -> bytes:
     """One request and its answer, without the correlation id."""
     client = b"driftline-handshake"
     request = struct.pack(">hhih", key, version, 1, len(client)) + client + body
-    link.sendall(struct.pack(">i", len(request)) + request)
-    (size,) = struct.unpack(">i", _read(link, 4))
+    link.send(struct.pack(">i", len(request)) + request)
+    (size,) = struct.unpack(">i", link.read(4))
     if not 4 <= size <= _ANSWER_BYTES_MAX:
         raise _Hung("that is not Kafka")
-    return _read(link, size)[4:]
-
-
-def _read(link: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = link.recv(size - len(found))
-        if not part:
-            raise _Hung("the connection was closed")
-        found += part
-    return found
+    return link.read(size)[4:]
 
 
 def _tls_refusal(settings: KafkaSettings, server: str, error: ssl.SSLError, end_s: float) -> Refused | None:
@@ -238,7 +275,7 @@ def _other_protocol(settings: KafkaSettings, server: str, end_s: float) -> Refus
     protocol, tls = settings.security_protocol, "SSL" in settings.security_protocol.split("_")
     with contextlib.suppress(OSError, ValueError, struct.error), _connected(server, end_s) as link:
         if tls:
-            _ask_for_login(link, "")
+            _ask_for_login(_Link(link, end_s), "")
             remedy = (
                 f"{server} speaks no TLS: write {protocol.replace('SSL', 'PLAINTEXT')}, or name its TLS port"
             )

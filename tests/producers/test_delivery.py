@@ -241,3 +241,16 @@ def test_the_end_is_bounded() -> None:
     rig.delivery.pump_until(rig.clock.steady_us() + 500_000, wait=wait)
     assert len(rig.outbox) == 2
     assert rig.clock.steady_us() <= 500_001
+
+
+def test_a_broker_that_acknowledges_nothing_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Frozen, or with too few copies in step: the client tries for ever and says nothing itself."""
+    rig = Rig()
+    rig.way.silent = True
+    rig.put(1)
+    for _ in range(30):
+        rig.turn()
+    rig.delivery._notes.write()
+    (line,) = caplog.messages
+    assert "acknowledges none" in line
+    assert "min.insync.replicas" in line
