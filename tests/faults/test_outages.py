@@ -3,6 +3,7 @@ order, once (case 13)."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from kafka.admin import KafkaAdminClient
 
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings
@@ -136,6 +138,38 @@ def test_what_waits_when_a_broker_goes_for_good_is_spooled_said_shown_and_sent_t
     another = kafka.settings(partitions=gone.partitions)
     ensure_topics(another)
     outage.assert_sent_to_another(another, spool, training, left)
+
+
+@pytest.mark.kafka
+def test_what_was_not_acknowledged_when_its_topic_was_deleted_goes_in_order_to_the_one_made_again(
+    kafka: Any, train: Any, outage: Any
+) -> None:
+    """Twice, so that the second time the client knew the topic by an older identity."""
+    settings: KafkaSettings = kafka.settings(partitions=2)
+    topic = settings.topics["telemetry"]
+    training = train(settings, exit_us=60_000_000)
+    training.order("pace 0.002")
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=settings.bootstrap)) as admin:
+        for _ in range(2):
+            ensure_topics(settings)
+            training.steps(200)
+            training.catches_up()
+            admin.delete_topics([topic])
+            outage.until(lambda: topic not in admin.list_topics(), "the topic is gone")
+            arrived = outage.delivered(training.order("tell"))
+            training.steps(200)
+    ensure_topics(settings)
+    training.order("pace inf")
+    training.catches_up()
+    training.order("finish")
+    told = training.order("tell")
+    code, _, said = training.end(7)
+    assert code == 7
+    assert "Traceback" not in said
+    found = outage.steps(outage.read(settings, training.run, whole=False))
+    every = [step for step in range(told["step"]) for _ in range(training.metrics)]
+    assert len(found) >= len(every) - arrived, "nothing that the deleted topic had not is missing"
+    assert found == every[-len(found) :]
 
 
 @pytest.fixture

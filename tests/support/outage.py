@@ -91,6 +91,13 @@ class Training:
         return found
 
 
+def until(condition: Callable[[], bool], what: str, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+
+
 def delivered(told: dict[str, Any]) -> int:
     return int(told["counters"].get("samples_delivered", 0))
 
