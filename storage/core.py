@@ -9,7 +9,9 @@ has.
 
 Between two commits of :meth:`SinkCore.commits` the sink may be killed, paused or go on for ever after it lost
 its partitions: rows and positions of a table move together, and a commit is refused if someone else moved one
-of its partitions.
+of its partitions. That holds across the identities of a topic, too: beside its position each commit moves a
+count of the commits of that partition of the topic's *name*, so of two sinks, one that has read from a deleted
+topic and one that reads the topic made again, only one goes on with the marks that it has.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from driftline.errors import BadRecord
 from driftline.records import Record
 from driftline.storage.rows import Rows, Source
 from driftline.storage.store import App, Tables
 from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
 from driftline.topics import TopicName
+
+
+COMMIT_ORDER: tuple[TableName, ...] = ("log", *(name for name in TABLE_NAMES if name != "log"))
+"""``log`` first: it has the numbers by which rows of the other tables are known again."""
 
 
 class Spot(NamedTuple):
@@ -36,6 +44,10 @@ class Spot(NamedTuple):
     @property
     def app(self) -> str:
         return App.id(self.uuid, self.partition)
+
+    @property
+    def fence(self) -> str:
+        return App.fence(self.topic, self.partition)
 
 
 class Gap(NamedTuple):
@@ -81,6 +93,8 @@ class SinkCore:
         self._reached: dict[Spot, int] = {}
         """Last offset read."""
         self._stored: dict[tuple[TableName, Spot], int] = {}
+        self._fences: dict[tuple[TableName, Spot], int] = {}
+        """How often anyone has committed this partition, of whatever topic of the name."""
         self._floors: dict[Spot, dict[TableName, int]] = {}
         """Partitions of which some tables are ahead, with how far."""
 
@@ -94,7 +108,7 @@ class SinkCore:
         """
         self._ready = False
         self._tables.reload()
-        self._reached, self._stored, self._floors = {}, {}, {}
+        self._reached, self._stored, self._fences, self._floors = {}, {}, {}, {}
         self.letters, self.gaps = [], []
         starts = {spot: self._start(spot, first) for spot, first in oldest.items()}
         telemetry = {spot.partition: start for spot, start in starts.items() if spot.topic == "telemetry"}
@@ -108,6 +122,7 @@ class SinkCore:
         floors = {name: self._tables.version(name, spot.app) for name in FEEDS[spot.topic]}
         for name, offset in floors.items():
             self._stored[name, spot] = offset
+            self._fences[name, spot] = self._tables.version(name, spot.fence)
         start = min(floors.values()) + 1
         if start < oldest:
             if max(floors.values()) >= 0:  # else nothing was ever stored: the sink came later than the log
@@ -164,21 +179,29 @@ class SinkCore:
         assert not self.letters, "send the dead letters first: this commit passes them"
         self._ready = False
         tables = self._rows.take()
-        for name in TABLE_NAMES:
+        for name in COMMIT_ORDER:
             rows = tables.get(name)
             moves = self._moves(name)
             assert rows is None or moves, f"rows of {name} without a record that brought them"
             if not moves or (rows is None and not empty):
                 continue
-            expected = {spot.app: self._stored[name, spot] for spot in moves}
-            self._tables.commit(name, rows, expected, {spot.app: to for spot, to in moves.items()})
+            self._commit(name, rows, moves)
             self.counts["commits"] += 1
             added = 0 if rows is None else rows.num_rows
             self.counts["rows"] += added
-            for spot, to in moves.items():
-                self._stored[name, spot] = to
             yield Committed(name, added)
         self._ready = True
+
+    def _commit(self, name: TableName, rows: pa.Table | None, moves: Mapping[Spot, int]) -> None:
+        expected, to = {}, {}
+        for spot, offset in moves.items():
+            fence = self._fences[name, spot]
+            expected |= {spot.app: self._stored[name, spot], spot.fence: fence}
+            to |= {spot.app: offset, spot.fence: fence + 1}
+        self._tables.commit(name, rows, expected, to)
+        for spot, offset in moves.items():
+            self._stored[name, spot] = offset
+            self._fences[name, spot] += 1
 
     def _moves(self, name: TableName) -> dict[Spot, int]:
         """Partitions that feed the table and have been read beyond its position, with how far."""

@@ -122,7 +122,7 @@ class Lake:
         """The marks of what is stored; raises BadData if a file of a table is missing or broken."""
         try:
             relations = {name: source(name, self.files(name)) for name in READ}
-            return read_seen(relations, telemetry_uuid, starts)
+            return read_seen(relations, telemetry_uuid, starts, self.version)
         except duckdb.Error as error:
             line = str(error).partition("\n")[0]
             raise BadData(

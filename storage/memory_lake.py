@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from driftline.records import OutputId
 from driftline.storage.seen import Seen
-from driftline.storage.store import Conflict
-from driftline.storage.tables import OUTPUT_TABLES, TABLE_NAMES, TABLES, TableName
+from driftline.storage.store import App, Conflict
+from driftline.storage.tables import OUTPUT_TABLES, ROWS_OF, TABLE_NAMES, TABLES, TableName
 
 Moment = Literal["before", "after"]
 Faults = Callable[[Moment, TableName], None]
@@ -94,14 +94,25 @@ class MemoryLake:
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         seen = Seen()
-        log = self._read("log", "partition", "offset", "topic_uuid", "outcome", "run", "process", "seq")
-        for partition, offset, uuid, outcome, run, process, seq in log:
-            below = uuid == telemetry_uuid and offset < starts.get(partition, 0)
-            if below and outcome == "stored" and seq is not None:
-                seen.processes.is_new(run, process, seq)
+        log = self._read("log", "partition", "offset", "topic_uuid", "kind", "outcome", "run", "process", "seq")
+        numbered: dict[tuple[str, str, int], bool] = {}
+        for partition, offset, uuid, kind, outcome, *key in log:
+            if outcome != "stored" or key[-1] is None:
+                continue
+            if uuid == telemetry_uuid:
+                stored = offset < starts.get(partition, 0)
+            else:
+                stored = offset <= self.version(ROWS_OF.get(kind, "log"), App.id(uuid, partition))
+            if stored or uuid != telemetry_uuid:
+                numbered[tuple(key)] = numbered.get(tuple(key), False) or stored  # type: ignore[index]
+        for key, stored in numbered.items():
+            if stored:
+                seen.processes.is_new(*key)
+            else:
+                seen.processes.lacking.add(key)
         for partition, offset, uuid, output in self._read("evals", "partition", "offset", "topic_uuid", "id"):
-            if uuid == telemetry_uuid and offset < starts.get(partition, 0):
-                seen.outputs.is_new(f"{uuid}/{partition}", OutputId.parse(output))
+            if partition in starts and (uuid != telemetry_uuid or offset < starts[partition]):
+                seen.outputs.is_new(f"telemetry/{partition}", OutputId.parse(output))
         for name in OUTPUT_TABLES:
             for partition, offset, uuid, ordinal in self._read(
                 name, "partition", "offset", "topic_uuid", "ordinal"

@@ -126,7 +126,7 @@ class Rows:
                 rows = _event_rows(decoded, source, record)
         except BadRecord as error:
             decoded, outcome, reason = None, "undecodable", str(error)
-        if decoded is not None and outcome == "stored" and not self._is_new(decoded, source, record):
+        if decoded is not None and outcome == "stored" and not self._is_new(decoded, record):
             outcome = "duplicate"
         self.counts[outcome] += 1
         if outcome == "stored":
@@ -144,11 +144,11 @@ class Rows:
         if "log" in tables:
             self._log.append(_log_row(source, record, decoded, kind, outcome, reason))
 
-    def _is_new(self, decoded: Frame | events.Event | events.Unknown, source: Source, record: Record) -> bool:
+    def _is_new(self, decoded: Frame | events.Event | events.Unknown, record: Record) -> bool:
         if isinstance(decoded, Frame | events.FromProcess):
             return self.seen.processes.is_new(decoded.run, decoded.process, decoded.seq)
         if isinstance(decoded, events.EvalAccepted):
-            return self.seen.outputs.is_new(f"{source.uuid}/{record.partition}", OutputId.parse(decoded.id))
+            return self.seen.outputs.is_new(f"telemetry/{record.partition}", OutputId.parse(decoded.id))
         return True
 
     # --- topics of outputs ---------------------------------------------------------------------------------

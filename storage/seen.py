@@ -1,7 +1,8 @@
 """What was seen already: high-water marks by which records that were sent again are recognised. Pure.
 
 A process's records carry a seq that only grows, an output carries an id that only grows within its input
-partition, and an evaluated item has a position under its lease. All of it can be read back from the tables.
+partition, and an evaluated item has a position under its lease. All of it can be read back from the tables,
+and none of it starts anew when a topic is made again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ MAX_LEASES = 2_000
 
 
 class SeenProcesses:
-    """Highest seq per (run, process)."""
+    """Highest seq per (run, process).
+
+    ``lacking``: numbers below it that are stored nowhere, of a topic that is gone; new when they come again.
+    """
 
     def __init__(self, limit: int = MAX_PROCESSES) -> None:
         self._seq: dict[tuple[str, str], int] = {}
         self._limit = limit
+        self.lacking: set[tuple[str, str, int]] = set()
 
     def is_new(self, run: str, process: str, seq: int) -> bool:
         """True if ``seq`` is above all that came before, which it then belongs to.
@@ -32,6 +37,9 @@ class SeenProcesses:
         self._seq[key] = max(last, seq)
         if len(self._seq) > self._limit:
             del self._seq[next(iter(self._seq))]
+        if self.lacking and (run, process, seq) in self.lacking:
+            self.lacking.remove((run, process, seq))
+            return True
         return seq > last
 
 

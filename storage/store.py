@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from driftline.storage.seen import Seen
 from driftline.storage.tables import TableName
+from driftline.topics import TopicName
 
 
 class Conflict(Exception):
@@ -21,11 +22,16 @@ class Conflict(Exception):
 
 
 class App:
-    """Application ids: ``<topic uuid>/<partition>``."""
+    """Application ids: ``<topic uuid>/<partition>`` for positions, ``<topic>/<partition>`` to keep sinks
+    apart that read a topic before and after it was made again."""
 
     @staticmethod
     def id(topic_uuid: str, partition: int) -> str:
         return f"{topic_uuid}/{partition}"
+
+    @staticmethod
+    def fence(topic: TopicName, partition: int) -> str:
+        return f"{topic}/{partition}"
 
 
 class Tables(Protocol):
@@ -54,5 +60,6 @@ class Tables(Protocol):
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         """The marks of what is stored, of the partitions that ``starts`` maps to the offset from which their
-        telemetry is read again; only what lies before counts. Raises BadData."""
+        telemetry is read again; only what lies before counts, and what is stored of telemetry topics of other
+        UUIDs. Raises BadData."""
         ...

@@ -32,6 +32,14 @@ FEEDS: dict[TopicName, tuple[TableName, ...]] = {
     "eval-items": ("eval_items",),
 }
 """What one record of a topic can give rows to. No table has two topics."""
+ROWS_OF: dict[str, TableName] = {
+    "frame": "samples",
+    "checkpoint_saved": "checkpoints",
+    "process_started": "processes",
+    "process_ended": "processes",
+    "run_rewound": "processes",
+}
+"""The table of its own that a numbered record of a process has a row in, by its kind; others only in ``log``."""
 OUTPUT_TABLES: tuple[TableName, ...] = ("windows", "facts", "alerts")
 """What the stream workers put out, each row with its output id."""
 

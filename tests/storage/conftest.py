@@ -93,6 +93,11 @@ class Make:
         whole: dict[str, Any] = {"run": "run", "process": "p0", "seq": seq, "time_us": T0, "rank": 0}
         return events.encode(events.ProcessStarted(**(whole | changes)))
 
+    def saved(self, seq: int, **changes: Any) -> bytes:
+        whole: dict[str, Any] = {"run": "run", "process": "p0", "seq": seq, "time_us": T0}
+        checkpoint = events.Checkpoint(digest=f"d{seq}", uri=f"/c/{seq}", step=seq, epoch=1.0)
+        return events.encode(events.CheckpointSaved(**({"checkpoint": checkpoint} | whole | changes)))
+
     def tick(self, time_us: int = T0) -> bytes:
         return events.encode(events.Tick(worker="w", time_us=time_us))
 

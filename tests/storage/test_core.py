@@ -82,7 +82,6 @@ def test_marks_are_those_below_the_start_and_of_the_partitions_asked_for(writer:
         assert {process: seq for (_, process), seq in seen.processes._seq.items()} == expected
         assert len(seen.outputs._high) == (1 if starts else 0)
         assert seen.items.new("l0", 0, 5) == ([0, 1] if 0 in starts else [0, 1, 2, 3, 4])
-    assert writer().seen("another", {0: 9}).processes._seq == {}
 
 
 def test_a_deletion_by_another_refuses_the_next_append() -> None:
