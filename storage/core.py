@@ -10,8 +10,8 @@ has.
 Between two commits of :meth:`SinkCore.commits` the sink may be killed, paused or go on for ever after it lost
 its partitions: rows and positions of a table move together, and a commit is refused if someone else moved one
 of its partitions. That holds across the identities of a topic, too: beside its position each commit moves a
-count of the commits of that partition of the topic's *name*, so of two sinks, one that has read from a deleted
-topic and one that reads the topic made again, only one goes on with the marks that it has.
+count of the commits of that partition of the topic's *name*. So of two sinks, one that has read from a
+deleted topic and one that reads the topic made again, only one goes on with the marks that it has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from driftline.storage.rows import Rows, Source
 from driftline.storage.store import App, Tables
 from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
 from driftline.topics import TopicName
-
 
 COMMIT_ORDER: tuple[TableName, ...] = ("log", *(name for name in TABLE_NAMES if name != "log"))
 """``log`` first: it has the numbers by which rows of the other tables are known again."""
@@ -157,6 +156,11 @@ class SinkCore:
             del self._floors[spot]
 
     @property
+    def ready(self) -> bool:
+        """Whether rows may be taken and committed: it was resumed, and has had no trouble since."""
+        return self._ready
+
+    @property
     def waiting(self) -> int:
         """Rows not yet committed."""
         return self._rows.waiting
@@ -193,7 +197,8 @@ class SinkCore:
         self._ready = True
 
     def _commit(self, name: TableName, rows: pa.Table | None, moves: Mapping[Spot, int]) -> None:
-        expected, to = {}, {}
+        expected: dict[str, int] = {}
+        to: dict[str, int] = {}
         for spot, offset in moves.items():
             fence = self._fences[name, spot]
             expected |= {spot.app: self._stored[name, spot], spot.fence: fence}

@@ -1,4 +1,9 @@
-"""What the sink could not read, sent to ``dead-letter``: at least once, before the commit that passes it."""
+"""What the sink could not read, sent to ``dead-letter``: at least once, before the commit that passes it.
+
+A sink that was killed between the two sends it again. A letter is a function of its record alone, so copies
+are the same bytes under the same key, ``sink/<topic>/<topic uuid>/<partition>/<offset>``: readers can drop
+them. (Telemetry's undecodable records have a row in ``log``, once; their letters are the stream workers'.)
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,6 @@ from collections.abc import Iterable
 from kafka import KafkaProducer
 
 from driftline import events, handshake
-from driftline.clock import Clock
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.storage.core import Letter
 
@@ -18,9 +22,8 @@ _MOST_BYTES = 64 * 1024
 class DeadLetters:
     """Sends letters."""
 
-    def __init__(self, kafka: KafkaSettings, clock: Clock) -> None:
+    def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
-        self._clock = clock
 
     def send(self, letters: Iterable[Letter]) -> None:
         """Sends all of them and waits until the broker has them. Raises KafkaError; then send all again."""
@@ -34,21 +37,26 @@ class DeadLetters:
         )
         try:
             topic = self._kafka.topics["dead-letter"]
-            values = [events.encode(self._event(letter)) for letter in letters]
-            for future in [producer.send(topic, value, partition=0) for value in values]:
+            sent = [producer.send(topic, body, key=key, partition=0) for key, body in map(encoded, letters)]
+            for future in sent:
                 future.get(timeout=20)
         finally:
             producer.close(timeout=5)
 
-    def _event(self, letter: Letter) -> events.DeadLetter:
-        value = letter.record.value or b""
-        return events.DeadLetter(
-            topic=letter.spot.topic,
-            partition=letter.record.partition,
-            offset=letter.record.offset,
-            reason=str(letter.reason),
-            reader="sink",
-            time_us=self._clock.now_us(),
-            value=value[:_MOST_BYTES],
-            size=len(value),
-        )
+
+def encoded(letter: Letter) -> tuple[bytes, bytes]:
+    """Key and value of a letter."""
+    spot, record = letter.spot, letter.record
+    value = record.value or b""
+    event = events.DeadLetter(
+        topic=spot.topic,
+        topic_uuid=spot.uuid,
+        partition=record.partition,
+        offset=record.offset,
+        reason=str(letter.reason),
+        reader="sink",
+        time_us=record.time_ms * 1000,
+        value=value[:_MOST_BYTES],
+        size=len(value),
+    )
+    return f"sink/{spot.topic}/{spot.uuid}/{record.partition}/{record.offset}".encode(), events.encode(event)

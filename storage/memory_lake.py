@@ -94,9 +94,9 @@ class MemoryLake:
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         seen = Seen()
-        log = self._read("log", "partition", "offset", "topic_uuid", "kind", "outcome", "run", "process", "seq")
+        columns = ("partition", "offset", "topic_uuid", "kind", "outcome", "run", "process", "seq")
         numbered: dict[tuple[str, str, int], bool] = {}
-        for partition, offset, uuid, kind, outcome, *key in log:
+        for partition, offset, uuid, kind, outcome, *key in self._read("log", *columns):
             if outcome != "stored" or key[-1] is None:
                 continue
             if uuid == telemetry_uuid:

@@ -1,7 +1,8 @@
 """The sink's eyes on Kafka: a consumer without a group that reads the partitions it is told to.
 
-What it hands over comes from the topics whose UUIDs it was given, or :meth:`Reader.check` finds out: offsets
-start anew in a topic that was made again, and a fetch asks by name. So the check comes before every commit.
+What :meth:`Reader.poll` hands over certainly comes from the topics whose UUIDs it was given. Offsets start
+anew in a topic that was made again, and a fetch asks by name; so what was fetched is held back, for
+``PROVE_US`` at most, until the broker gives the same UUIDs after it. UUIDs never come back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from driftline.storage.tables import FEEDS
 POLL_MS = 200
 _POLL_RECORDS = 4_000
 _QUIET_US = 10 * SECOND_US
+PROVE_US = SECOND_US // 10
 
 
 class Reader:
@@ -35,7 +37,8 @@ class Reader:
         self._admin = client
         self._clock = clock
         self._spots: dict[Any, Spot] = {}
-        self._last_heard = clock.steady_us()
+        self._last_heard = self._proven_us = clock.steady_us()
+        self._unproven: dict[Spot, list[Record]] = {}
         self.uuids = admin.ensure(client, kafka)
         """Full topic name -> UUID, as of now; missing topics are made."""
 
@@ -59,12 +62,15 @@ class Reader:
 
     def seek(self, starts: Mapping[Spot, int]) -> None:
         """Goes to these offsets; what was fetched before is dropped."""
+        self._unproven = {}
         for place, spot in self._spots.items():
             self._consumer.seek(place, starts[spot])
         self._last_heard = self._clock.steady_us()
 
     def poll(self) -> dict[Spot, list[Record]]:
-        """Records of the next ``POLL_MS``, in order per partition."""
+        """Records of the last ``PROVE_US`` and the next ``POLL_MS``, in order per partition.
+
+        Raises Unavailable, with no record of that topic, if one is no longer the one that it was."""
         try:
             polled = self._consumer.poll(timeout_ms=POLL_MS, max_records=_POLL_RECORDS)
         except OffsetOutOfRangeError as error:
@@ -78,10 +84,20 @@ class Reader:
         elif now - self._last_heard > _QUIET_US:
             self._last_heard = now  # the client hides a lost broker: ask something that must be answered
             self.check()
-        return {
-            self._spots[place]: [Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found]
-            for place, found in polled.items()
-        }
+        for place, found in polled.items():
+            self._unproven.setdefault(self._spots[place], []).extend(
+                Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found
+            )
+        if not self._held or (now - self._proven_us < PROVE_US and self._held < _POLL_RECORDS):
+            return {}
+        self.check()
+        self._proven_us = now
+        proven, self._unproven = self._unproven, {}
+        return proven
+
+    @property
+    def _held(self) -> int:
+        return sum(map(len, self._unproven.values()))
 
     def check(self) -> None:
         """Raises Unavailable if a topic is no longer the one that it was."""
@@ -115,13 +131,13 @@ class Reader:
         """Records between where it reads and ``ends``."""
         places = {spot: place for place, spot in self._spots.items()}
         known = ((places[spot], end) for spot, end in ends.items() if spot in places)
-        return sum(max(0, end - self._consumer.position(place)) for place, end in known)
+        return self._held + sum(max(0, end - int(self._consumer.position(place))) for place, end in known)
 
     def lag(self) -> int:
         """Records between where it reads and the high watermarks of the last fetches (the embedded broker's
         ListOffsets is wrong)."""
         ends = ((place, self._consumer.highwater(place) or 0) for place in self._spots)
-        return sum(max(0, end - self._consumer.position(place)) for place, end in ends)
+        return self._held + sum(max(0, end - int(self._consumer.position(place))) for place, end in ends)
 
 
 @contextlib.contextmanager

@@ -95,7 +95,8 @@ def _processes(db: duckdb.DuckDBPyConnection, seen: Seen, uuid: str) -> None:
 def _accepted(db: duckdb.DuckDBPyConnection, seen: Seen, uuid: str) -> None:
     query = """
         SELECT DISTINCT e."partition", id FROM evals AS e
-        JOIN starts ON e."partition" = starts."partition" AND (topic_uuid <> ? OR e."offset" < starts.start)"""
+        JOIN starts ON e."partition" = starts."partition"
+            AND (topic_uuid <> ? OR e."offset" < starts.start)"""
     for partition, text in db.execute(query, [uuid]).fetchall():
         try:
             seen.outputs.is_new(f"telemetry/{partition}", OutputId.parse(text))

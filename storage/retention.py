@@ -7,6 +7,9 @@ partition, also what no accepted evaluation used. All other tables are kept for 
 ``log`` also is where a restarted sink learns what it has seen (see :mod:`driftline.storage.resume`), so two
 things of it stay: the newest stored row of each process, whatever its age, and everything beyond the position
 that a sink would read again from. With the first the run also stays in ``runs``.
+
+A host clock that runs ahead deletes nothing that is young: "now" is at most the newest time that a broker
+gave a record (:func:`now`). So while nothing comes, nothing expires either.
 """
 
 from __future__ import annotations
@@ -39,13 +42,24 @@ class Range(NamedTuple):
     kept: Sequence[int] = ()
 
 
-def cutoff(retention_us: int | None, now_us: int) -> int | None:
+def cutoff(retention_us: int | None, now_us: int | None) -> int | None:
     """What happened before this instant (microseconds since 1970) has expired; None: nothing ever does.
 
     >>> cutoff(10, 25), cutoff(None, 25), cutoff(30, 25)
     (15, None, None)
     """
-    return None if retention_us is None or now_us <= retention_us else now_us - retention_us
+    if retention_us is None or now_us is None or now_us <= retention_us:
+        return None
+    return now_us - retention_us
+
+
+def now(lake: Lake, host_us: int) -> int | None:
+    """The clock of retention, microseconds since 1970: the host's, but not beyond the newest record of
+    ``log``; None without any. Raises duckdb.Error if a file is missing or broken."""
+    with duckdb.connect() as db:
+        query = f"SELECT epoch_us(max(received)) FROM {source('log', lake.files('log'))}"
+        newest = db.execute(query).fetchall()[0][0]
+    return None if newest is None else min(host_us, newest)
 
 
 def predicates(

@@ -126,7 +126,7 @@ class Sink:
         self._core = SinkCore(self._lake)
         self._counts = self._core.counts
         self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
-        self._dead = DeadLetters(settings.kafka, clock)
+        self._dead = DeadLetters(settings.kafka)
         self._trouble = Trouble()
         self._membership: Membership | None = None
         self._mine: frozenset[int] | None = None
@@ -160,6 +160,7 @@ class Sink:
                 except (Unavailable, KafkaError) as error:
                     if isinstance(error, Refused) and not self._let_in:
                         raise error.at_start() from error
+                    self._keep()
                     self._wait(str(error), stopping)
                 except Conflict as error:
                     self._counts["conflicts"] += 1
@@ -186,7 +187,8 @@ class Sink:
             self._catch_up(reader, self._membership, stopping)
             if self._mine is None:
                 raise Unavailable(self._membership.trouble or "the group gave this sink no answer")
-            self._commit(reader, empty=True)
+            self._commit(empty=True)
+            self._well()
 
     def _wait(self, trouble: str, stopping: _Stopping) -> None:
         """A line for a new trouble, or one that lasts; then a pause, unless told to stop."""
@@ -215,11 +217,7 @@ class Sink:
 
     def _follow(self, reader: Reader, partitions: frozenset[int]) -> None:
         """Takes over these partitions, after a commit of what waits of the old ones."""
-        if self._mine is not None:
-            try:
-                self._commit(reader)
-            except Conflict:
-                self._counts["conflicts"] += 1  # the others were faster: what waited they will read
+        self._keep()
         self._mine = None
         starts = self._core.resume(reader.assign(partitions))
         reader.seek(starts)
@@ -271,16 +269,30 @@ class Sink:
         full = self._core.waiting >= self._storage.commit_rows
         full = full or self._core.waiting_bytes > _MAX_WAITING_BYTES
         if late or full or empty:
-            self._commit(reader, empty=empty)
+            self._commit(empty=empty)
+            self._well()
             self._upkeep.compact()
         self._upkeep.renew_catalog()
         if now - self._last_health >= _HEALTH_US:
             self._behind = reader.lag()
             self._health()
 
-    def _commit(self, reader: Reader, *, empty: bool = False) -> None:
+    def _keep(self) -> None:
+        """Commits what waits before it would be dropped: mostly it could be read again, but not if its topic
+        was deleted."""
+        if not self._core.ready:
+            return
+        try:
+            self._commit()
+        except Conflict:
+            self._counts["conflicts"] += 1  # the others were faster: what waited they have read, or will
+        except (Unavailable, KafkaError) as error:
+            trouble = f"what was read is not stored yet: {error}"
+            if line := self._trouble.line(trouble, self._clock.steady_us()):
+                self._say(f"sink: {line}")
+
+    def _commit(self, *, empty: bool = False) -> None:
         """Commits what waits; with ``empty`` also moves on the tables that got no rows."""
-        reader.check()
         if self._core.letters:
             self._dead.send(self._core.letters)
             self._core.letters.clear()
@@ -290,6 +302,8 @@ class Sink:
                 self._upkeep.changed()
         if empty:
             self._last_empty = self._clock.steady_us()
+
+    def _well(self) -> None:
         if not self._trouble.quiet:
             self._say("sink: going on")
             self._trouble.over()

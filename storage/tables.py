@@ -39,7 +39,7 @@ ROWS_OF: dict[str, TableName] = {
     "process_ended": "processes",
     "run_rewound": "processes",
 }
-"""The table of its own that a numbered record of a process has a row in, by its kind; others only in ``log``."""
+"""The table beside ``log`` that a numbered record of a process has rows in, by its kind; others have none."""
 OUTPUT_TABLES: tuple[TableName, ...] = ("windows", "facts", "alerts")
 """What the stream workers put out, each row with its output id."""
 

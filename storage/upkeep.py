@@ -62,11 +62,14 @@ class Upkeep:
         if now < self._next_expiry:
             return
         self._next_expiry = now + EVERY_US
-        before = retention.cutoff(self._storage.retention_us, self._clock.now_us())
-        if before is None:
+        if self._storage.retention_us is None:
             return
         for name in retention.EXPIRING:
             try:
+                instant = retention.now(self._lake, self._clock.now_us())
+                before = retention.cutoff(self._storage.retention_us, instant)
+                if before is None:
+                    return
                 for predicate in retention.predicates(self._lake, name, before, telemetry_uuid, partitions):
                     self._delete(name, predicate)
                 self._lake.vacuum(name)

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +67,27 @@ def load_support(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def support() -> Callable[[str], ModuleType]:
+    """A module of tests/support by its name."""
+    return load_support
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Makes a folder in which Driftline's parts run as processes; all of them end with the test."""
+    made: list[Any] = []
+
+    def make(settings: dict[str, Any], **environ: str) -> Any:
+        made.append(load_support("parts").Parts(tmp_path / f"parts-{len(made)}", settings, environ))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        print(each.told())
 
 
 @pytest.fixture(scope="session")

@@ -452,7 +452,11 @@ class Alert(_Event, frozen=True, kw_only=True, tag="alert"):
 
 
 class DeadLetter(_Event, frozen=True, kw_only=True, tag="dead_letter"):
-    """A record that could not be used: where it lies and why."""
+    """A record that could not be used: where it lies and why.
+
+    It is a function of that record, and may be sent more than once; (reader, topic, topic_uuid, partition,
+    offset) tells copies.
+    """
 
     topic: str
     partition: Int64
@@ -463,6 +467,8 @@ class DeadLetter(_Event, frozen=True, kw_only=True, tag="dead_letter"):
     value: bytes = b""
     """The record's first 64 KiB (base64 in JSON)."""
     size: Int64 = 0
+    topic_uuid: str | msgspec.UnsetType = msgspec.UNSET
+    """UUID of the topic; left out where the reader does not say it."""
 
 
 Event: TypeAlias = (

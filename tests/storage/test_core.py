@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from driftline import events
 from driftline.errors import Unavailable
 from driftline.records import Record
 from driftline.storage.core import Gap, SinkCore, Spot
+from driftline.storage.dead_letters import encoded
 from driftline.storage.lake import Lake
 from driftline.storage.memory_lake import MemoryLake, MemoryRoot
 from driftline.storage.store import Conflict, Tables
@@ -117,6 +119,41 @@ def test_dead_letters_go_before_the_commit_that_passes_them(make: Any) -> None:
         next(core.commits())
     core.letters.clear()
     assert [committed.rows for committed in core.commits()] == [2]
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "after it was sent", "after the commit"])
+def test_a_sink_killed_around_a_dead_letter_sends_the_same_bytes_again_and_none_of_the_good_ones_twice(
+    make: Any, moment: str
+) -> None:
+    """Case 27 on the sink, over a kill: readers see one letter of each record, by its key."""
+    values = [make.fact(0), b"\x00", make.fact(1), b'{"kind":"fact","v":1}', make.fact(2)]
+    root, spot, sent = MemoryRoot(), Spot("facts", UUID, 0), []
+
+    def dies(when: str, name: str) -> None:
+        if (when, moment) in {("before", "before the commit"), ("after", "after the commit")}:
+            raise KeyboardInterrupt
+
+    def life(faults: Any) -> None:
+        core = SinkCore(MemoryLake(root, faults))
+        start = core.resume({spot: 0, TELEMETRY: 0})[spot]
+        core.take(spot, [Record(0, at, 7_000 + at, value) for at, value in enumerate(values) if at >= start])
+        sent.extend(encoded(letter) for letter in core.letters)
+        core.letters.clear()
+        if faults is dies and moment == "after it was sent":
+            raise KeyboardInterrupt
+        list(core.commits())
+
+    with pytest.raises(KeyboardInterrupt):
+        life(dies)
+    life(lambda when, name: None)
+    life(lambda when, name: None)
+    assert len(sent) == (2 if moment == "after the commit" else 4)
+    assert set(sent) == set(sent[:2])
+    assert [key for key, _ in sent[:2]] == [f"sink/facts/{UUID}/0/{at}".encode() for at in (1, 3)]
+    letter = events.decode(sent[0][1])
+    assert isinstance(letter, events.DeadLetter)
+    assert (letter.topic_uuid, letter.offset, letter.time_us, letter.value) == (UUID, 1, 7_001_000, b"\x00")
+    assert [row["offset"] for row in root.rows("facts").to_pylist()] == [0, 1, 2]
 
 
 # --- random lives of two sinks -------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from driftline.clock import ManualClock, SystemClock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
-from driftline.storage import sink, upkeep
+from driftline.storage import retention, sink, upkeep
 from driftline.storage.lake import Lake
 from driftline.storage.retention import MAX_TERMS, Range, cutoff, passes
 from driftline.storage.store import Conflict
@@ -52,6 +52,18 @@ class Keeper:
         """The same, as if it were due."""
         self._upkeep._next_expiry = 0
         return self.at(time_us)
+
+
+@pytest.fixture(autouse=True)
+def late_record(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """As if a record came whenever something is due; else nothing expires."""
+    if "real_log" not in request.fixturenames:
+        monkeypatch.setattr(retention, "now", lambda lake, host_us: host_us)
+
+
+@pytest.fixture
+def real_log() -> None:
+    """Nothing but what the test stores."""
 
 
 def count(store: Any) -> dict[str, int]:
@@ -103,6 +115,28 @@ def test_old_samples_and_log_rows_go_and_all_other_tables_stay(store: Any, make:
     assert count(store) == before | {"samples": 4, "log": 1}
     assert positions(store, make) == at
     assert store.ask("SELECT run FROM runs") == [("run",)]
+
+
+def test_a_host_clock_that_jumps_ahead_deletes_nothing_that_is_young(
+    store: Any, make: Any, real_log: None
+) -> None:
+    """Age counts from the newest record: a year ahead, a day of retention still is a day."""
+    keeper = Keeper(store, make)
+    assert keeper.at(make.t0 + 365 * DAY) == 0
+    store.put("telemetry", make.frame(0, {"x": [1.0] * 3}, step=-DAY // SECOND - 2))
+    store.put("telemetry", make.frame(1, {"x": [1.0] * 3}))
+    assert keeper.again(make.t0 + 365 * DAY) == 3
+    assert store.ask("SELECT step FROM samples ORDER BY 1") == [(0,), (1,), (2,)]
+    assert count(store)["log"] == 2
+    assert keeper.lines == []
+
+
+def test_a_host_clock_that_is_behind_deletes_less(store: Any, make: Any, real_log: None) -> None:
+    store.put("telemetry", make.frame(0, {"x": [1.0] * 3}, step=-2 * DAY // SECOND))
+    store.put("telemetry", make.tick())
+    settle(store, make)
+    assert Keeper(store, make).at(make.t0 - DAY + 60 * SECOND) == 3
+    assert Keeper(store, make).at(make.t0 - 2 * DAY) == 0
 
 
 def test_the_bound_is_exact_to_the_microsecond(store: Any, make: Any) -> None:

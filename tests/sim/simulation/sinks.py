@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from driftline import events
 from driftline.errors import Unavailable
-from driftline.events import DeadLetter
 from driftline.records import Record
 from driftline.storage.core import SinkCore, Spot
+from driftline.storage.dead_letters import encoded
 from driftline.storage.memory_lake import MemoryLake
 from driftline.storage.store import Conflict
 from driftline.storage.tables import FEEDS, TableName
@@ -197,15 +196,7 @@ class SimSink:
         letters, topic = list(self.core.letters), self._topic("dead-letter")
         self.core.letters.clear()
         for letter in letters:
-            event = DeadLetter(
-                topic=self._topic(letter.spot.topic),
-                partition=letter.spot.partition,
-                offset=letter.record.offset,
-                reason=str(letter.reason),
-                reader="sink",
-                time_us=self._world.loop.now_us,
-            )
-            self._port.send(topic, 0, None, events.encode(event))
+            self._port.send(topic, 0, *encoded(letter))
 
     def _around_commit(self, moment: str, name: TableName) -> None:
         world, faults, who = self._world, self._world.faults, self.life.name
