@@ -26,10 +26,13 @@ from driftline.errors import BadRecord
 from driftline.records import Record
 from driftline.storage.rows import Rows, Source
 from driftline.storage.store import App, Tables
-from driftline.storage.tables import FEEDS, TABLE_NAMES, TableName
+from driftline.storage.tables import FEEDS, TABLES, TableName
 from driftline.topics import TopicName
 
-COMMIT_ORDER: tuple[TableName, ...] = ("log", *(name for name in TABLE_NAMES if name != "log"))
+COMMIT_ORDER: tuple[TableName, ...] = (
+    "log",
+    *(name for names in FEEDS.values() for name in names if name != "log"),
+)
 """``log`` first: it has the numbers by which rows of the other tables are known again."""
 
 
@@ -87,7 +90,8 @@ class SinkCore:
         self.letters: list[Letter] = []
         """To be sent, and then cleared, before :meth:`commits`."""
         self.gaps: list[Gap] = []
-        """What the last resume found to be lost."""
+        """What the last resume found to be lost, and no sink had counted before: what logs lost before the
+        first sink came, too (nobody can tell that from records which came while it was away)."""
         self._ready = False
         self._reached: dict[Spot, int] = {}
         """Last offset read."""
@@ -99,17 +103,19 @@ class SinkCore:
 
     # --- where to read from --------------------------------------------------------------------------------
 
-    def resume(self, oldest: Mapping[Spot, int]) -> dict[Spot, int]:
+    def resume(self, oldest: Mapping[Spot, int], *, now_us: int | None = None) -> dict[Spot, int]:
         """Forgets what waits and gives the offset to read each partition from; ``oldest`` maps all partitions
         that are to be read to the first offset that their log still has.
 
-        The partitions of one number, of all topics, belong together. Raises Unavailable, BadData.
+        The partitions of one number, of all topics, belong together. What the logs lack is committed to the
+        table ``gaps``, once. Raises Conflict, Unavailable, BadData.
         """
         self._ready = False
         self._tables.reload()
         self._reached, self._stored, self._fences, self._floors = {}, {}, {}, {}
         self.letters, self.gaps = [], []
         starts = {spot: self._start(spot, first) for spot, first in oldest.items()}
+        self._count_gaps(now_us)
         telemetry = {spot.partition: start for spot, start in starts.items() if spot.topic == "telemetry"}
         uuid = next((spot.uuid for spot in starts if spot.topic == "telemetry"), "")
         self._rows = Rows(self._tables.seen(uuid, telemetry))
@@ -124,18 +130,41 @@ class SinkCore:
             self._fences[name, spot] = self._tables.version(name, spot.fence)
         start = min(floors.values()) + 1
         if start < oldest:
-            if max(floors.values()) >= 0:  # else nothing was ever stored: the sink came later than the log
-                self._lost(spot, oldest, floors)
+            lacking = tuple(name for name, offset in floors.items() if offset + 1 < oldest)
+            self.gaps.append(Gap(spot, start, oldest - 1, lacking))
             start = oldest
         self._reached[spot] = start - 1
         if max(floors.values()) >= start:
             self._floors[spot] = floors
         return start
 
-    def _lost(self, spot: Spot, oldest: int, floors: Mapping[TableName, int]) -> None:
-        self.counts["gaps"] += 1
-        lacking = tuple(name for name, offset in floors.items() if offset + 1 < oldest)
-        self.gaps.append(Gap(spot, min(floors.values()) + 1, oldest - 1, lacking))
+    def _count_gaps(self, now_us: int | None) -> None:
+        """Keeps the gaps, or parts of them, that ``gaps`` does not have, and commits them there."""
+        have = {gap.spot: self._tables.version("gaps", gap.spot.app) for gap in self.gaps}
+        self.gaps = [
+            gap._replace(first=max(gap.first, have[gap.spot] + 1))
+            for gap in self.gaps
+            if gap.last > have[gap.spot]
+        ]
+        if not self.gaps:
+            return
+        rows = [
+            {
+                "topic": gap.spot.topic,
+                "topic_uuid": gap.spot.uuid,
+                "partition": gap.spot.partition,
+                "first": gap.first,
+                "last": gap.last,
+                "tables": " ".join(gap.tables),
+                "found": now_us,
+            }
+            for gap in self.gaps
+        ]
+        expected = {gap.spot.app: have[gap.spot] for gap in self.gaps}
+        moves = {gap.spot.app: gap.last for gap in self.gaps}
+        self._tables.commit("gaps", pa.Table.from_pylist(rows, TABLES["gaps"].schema), expected, moves)
+        self.counts["gaps"] += len(self.gaps)
+        self.counts["records lost"] += sum(gap.last - gap.first + 1 for gap in self.gaps)
 
     # --- what was read -------------------------------------------------------------------------------------
 

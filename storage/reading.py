@@ -20,7 +20,9 @@ from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
 from driftline.records import Record
 from driftline.storage.core import Spot
+from driftline.storage.foresight import Unread
 from driftline.storage.tables import FEEDS
+from driftline.topics import TopicName
 
 POLL_MS = 200
 _POLL_RECORDS = 4_000
@@ -75,8 +77,8 @@ class Reader:
             polled = self._consumer.poll(timeout_ms=POLL_MS, max_records=_POLL_RECORDS)
         except OffsetOutOfRangeError as error:
             raise Unavailable(
-                f"the broker does not have the position that the tables stand at ({error}); if its log was "
-                "cut, delete the topic: driftline makes it anew and keeps all rows"
+                f"the broker does not have the position that the tables stand at ({error}); if it has lost "
+                "the end of its log, delete the topic: driftline makes it anew and keeps all rows"
             ) from error
         now = self._clock.steady_us()
         if polled:
@@ -126,6 +128,22 @@ class Reader:
                     return {spot: end for spot, end in ends.items() if end is not None}
                 if self._clock.steady_us() > until:
                     raise Unavailable(f"{self._kafka.bootstrap} does not say where its topics end")
+
+    def unread(self, polled: Mapping[Spot, list[Record]]) -> dict[Spot, Unread]:
+        """What was still to be read before the records that a poll gave."""
+        places = {spot: place for place, spot in self._spots.items()}
+        found = {}
+        for spot, records in polled.items():
+            behind = (self._consumer.highwater(places[spot]) or 0) - records[0].offset
+            size = sum(len(record.value or b"") for record in records) // len(records)
+            found[spot] = Unread(records[0].time_ms, behind * size)
+        return found
+
+    def kept(self) -> dict[TopicName, admin.Retention]:
+        """What the topics keep now."""
+        names = {self._kafka.topics[name]: name for name in FEEDS}
+        found = admin.retention(self._admin, names)
+        return {short: found[full] for full, short in names.items()}
 
     def short_of(self, ends: Mapping[Spot, int]) -> int:
         """Records between where it reads and ``ends``."""

@@ -31,21 +31,25 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from kafka.errors import KafkaError
 
+from driftline.admin import Retention
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.errors import BadData, Refused, SettingsError, Unavailable
+from driftline.records import Record
 from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.dead_letters import DeadLetters
+from driftline.storage.foresight import warnings
 from driftline.storage.lake import Lake
 from driftline.storage.membership import Membership
 from driftline.storage.reading import Reader, reading
 from driftline.storage.store import Conflict
-from driftline.storage.trouble import Trouble
+from driftline.storage.trouble import AGAIN_US, Trouble
 from driftline.storage.upkeep import Upkeep
+from driftline.topics import TopicName
 from driftline.visible import visible
 
 EMPTY_US = 30 * SECOND_US
@@ -128,6 +132,10 @@ class Sink:
         self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
         self._dead = DeadLetters(settings.kafka)
         self._trouble = Trouble()
+        self._danger = Trouble()
+        """Of topics that are about to delete what is not stored."""
+        self._kept: dict[TopicName, Retention] | None = None
+        self._asked_us = 0
         self._membership: Membership | None = None
         self._mine: frozenset[int] | None = None
         """The partitions that are being read; None: none yet, or no longer."""
@@ -211,22 +219,39 @@ class Sink:
             return
         if partitions != self._mine:
             self._follow(reader, partitions)
-        for spot, records in reader.poll().items():
+        polled = reader.poll()
+        for spot, records in polled.items():
             self._core.take(spot, records)
+        self._foresee(reader, polled)
         self._on_time(reader)
+
+    def _foresee(self, reader: Reader, polled: Mapping[Spot, list[Record]]) -> None:
+        """Says that rows will be lost, at once and every minute; the topics may be changed at any time."""
+        if not polled:
+            return
+        now = self._clock.steady_us()
+        if self._kept is None or now - self._asked_us > AGAIN_US:
+            self._kept, self._asked_us = reader.kept(), now
+        found = warnings(reader.unread(polled), self._kept, self._clock.now_us() // 1000, self._kafka.prefix)
+        for text in found:
+            if line := self._danger.line(text, now):
+                self._say(f"sink: {line}")
+        if not found:
+            self._danger.over()
 
     def _follow(self, reader: Reader, partitions: frozenset[int]) -> None:
         """Takes over these partitions, after a commit of what waits of the old ones."""
         self._keep()
         self._mine = None
-        starts = self._core.resume(reader.assign(partitions))
+        starts = self._core.resume(reader.assign(partitions), now_us=self._clock.now_us())
         reader.seek(starts)
         self._mine = partitions
         for gap in self._core.gaps:
+            self._upkeep.changed()
             self._say(
                 f"sink: {self._kafka.prefix}{gap.spot.topic}/{gap.spot.partition} no longer has offsets "
-                f"{gap.first} to {gap.last}: their rows are lost (raise the topic's retention above the "
-                "sink's longest outage)"
+                f"{gap.first} to {gap.last}: their rows are lost, and counted in the table gaps (raise the "
+                "topic's retention above the sink's longest outage)"
             )
         self._waiting_since = None
         if self._trouble.quiet or partitions != self._said_share:
@@ -316,7 +341,7 @@ class Sink:
             return
         self._last_said = counts.copy()
         named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
-        rare = ("rows expired", "gaps", "conflicts", "catalog_errors")
+        rare = ("rows expired", "gaps", "records lost", "conflicts", "catalog_errors")
         shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]
         self._say(
             "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])

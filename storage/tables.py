@@ -20,7 +20,7 @@ from driftline import window_rows
 from driftline.topics import TopicName
 
 TableName = Literal[
-    "samples", "log", "windows", "alerts", "facts", "checkpoints", "evals", "eval_items", "processes"
+    "samples", "log", "windows", "alerts", "facts", "checkpoints", "evals", "eval_items", "processes", "gaps"
 ]
 TABLE_NAMES: tuple[TableName, ...] = get_args(TableName)
 
@@ -31,7 +31,7 @@ FEEDS: dict[TopicName, tuple[TableName, ...]] = {
     "alerts": ("alerts",),
     "eval-items": ("eval_items",),
 }
-"""What one record of a topic can give rows to. No table has two topics."""
+"""What one record of a topic can give rows to. No table has two topics, and ``gaps`` none."""
 ROWS_OF: dict[str, TableName] = {
     "frame": "samples",
     "checkpoint_saved": "checkpoints",
@@ -323,6 +323,21 @@ _PROCESSES = Table(
     ("run", "offset"),
 )
 
+_GAPS = Table(
+    "gaps",
+    "offsets of one partition that its broker had deleted before the sink could store their rows",
+    (
+        Column("topic", _TEXT, "short name of the topic"),
+        _UUID,
+        _PARTITION,
+        Column("first", _LONG, "first offset that is missing"),
+        Column("last", _LONG, "last offset that is missing"),
+        Column("tables", _TEXT, "tables that lack the rows, with spaces between"),
+        Column("found", TIME, "when the sink noticed, by the clock of its host"),
+    ),
+    ("topic", "partition", "first"),
+)
+
 TABLES: dict[TableName, Table] = {
     table.name: table
     for table in (
@@ -335,6 +350,7 @@ TABLES: dict[TableName, Table] = {
         _EVALS,
         _EVAL_ITEMS,
         _PROCESSES,
+        _GAPS,
     )
 }
 

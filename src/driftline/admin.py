@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError
@@ -123,6 +123,29 @@ def ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
     if client.describe_cluster().get("cluster_id") != EMBEDDED_CLUSTER:
         _check_time_stamps(client, {name: spec for name, spec in names.items() if spec.append_time})
     return {name: str(found[name]["topic_id"]) for name in names}
+
+
+class Retention(NamedTuple):
+    """How long and how much of a partition a topic keeps; None: without end, or the broker does not say."""
+
+    ms: int | None = None
+    bytes: int | None = None
+
+
+def retention(client: KafkaAdminClient, names: Collection[str]) -> dict[str, Retention]:
+    """Full topic name -> what the topic keeps. Raises KafkaError."""
+    from kafka.admin import ConfigResource
+
+    keys = ["retention.ms", "retention.bytes"]
+    answers = client.describe_configs(
+        [ConfigResource("TOPIC", name, keys) for name in names], config_filter="all"
+    ).get("topic", {})
+
+    def limit(name: str, key: str) -> int | None:
+        value = answers.get(name, {}).get(key, {}).get("value")
+        return None if value is None or int(value) < 0 else int(value)
+
+    return {name: Retention(*(limit(name, key) for key in keys)) for name in names}
 
 
 def _described(client: KafkaAdminClient, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -102,11 +102,38 @@ def test_what_the_log_no_longer_has_is_a_gap_of_the_tables_that_lack_it() -> Non
     for name, reached in {"samples": 4, "log": 9, "checkpoints": 4, "evals": 9, "processes": 9}.items():
         lake.commit(name, None, {TELEMETRY.app: -1}, {TELEMETRY.app: reached})  # type: ignore[arg-type]
     core = SinkCore(MemoryLake(root))
-    fresh = Spot("facts", UUID, 0)
+    fresh = Spot("facts", UUID.replace("1", "3"), 0)
     assert core.resume({TELEMETRY: 5, fresh: 7}) == {TELEMETRY: 5, fresh: 7}
-    assert core.gaps == []
+    assert core.gaps == [Gap(fresh, 0, 6, ("facts",))]
     assert core.resume({TELEMETRY: 8, fresh: 7}) == {TELEMETRY: 8, fresh: 7}
     assert core.gaps == [Gap(TELEMETRY, 5, 7, ("samples", "checkpoints"))]
+    assert core.counts["records lost"] == 7 + 3
+
+
+def test_a_gap_is_a_row_once_however_often_the_sink_starts_or_is_killed() -> None:
+    """Killed before and after the row is there; the log is cut further before any table has moved on."""
+    root, died = MemoryRoot(), []
+
+    def life(oldest: int, dies: str = "") -> None:
+        def fault(moment: str, name: str) -> None:
+            if moment == dies:
+                died.append(name)
+                raise KeyboardInterrupt
+
+        SinkCore(MemoryLake(root, fault)).resume({TELEMETRY: oldest}, now_us=9)
+
+    for oldest, dies in ((3, "before"), (3, ""), (3, ""), (8, "after"), (8, ""), (8, "")):
+        try:
+            life(oldest, dies)
+        except KeyboardInterrupt:
+            continue
+    assert died == ["gaps", "gaps"]
+    rows = root.rows("gaps").select(["topic", "partition", "first", "last", "tables"]).to_pylist()
+    every = "samples log checkpoints evals processes"
+    assert [tuple(row.values()) for row in rows] == [
+        ("telemetry", 0, 0, 2, every),
+        ("telemetry", 0, 3, 7, every),
+    ]
 
 
 def test_dead_letters_go_before_the_commit_that_passes_them(make: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from driftline import events
+from driftline.storage.core import SinkCore, Spot
 from driftline.storage.open import Catalog, open_catalog
 from driftline.storage.relations import SQL_TYPES
 from driftline.storage.tables import TABLES
@@ -47,11 +48,18 @@ in `windows`, `facts` and `alerts`, with `ordinal`, which telemetry record cause
 
 Rows appear at most `storage.commit` after they reached the broker, exactly once, also after kill -9 of the sink.
 What a process sent twice is in `log`, marked `duplicate`, and nowhere else. Deleting a topic and making it anew
-keeps the old rows: positions speak of the topic's UUID.
+keeps the old rows: positions speak of the topic's UUID, and what is sent again to the new one is known.
+
+What a topic deletes by its own retention before the sink has stored it is lost. The sink warns every minute when
+what it has to read is older than half of `retention.ms`, or larger than half of `retention.bytes`; what was lost
+all the same has a row in `gaps` (also what went before the first sink of these tables came), and counts as
+`records lost` in the sink's line.
 
 With `storage.retention` the sink deletes, soon after its start and then every hour, the rows of `samples` whose
 `time`, of `log` whose `received` and of `eval_items` whose evaluation's acceptance is longer ago. Of `log` the
 newest stored row of each process stays, so that what it sends again is still known and its run stays in `runs`.
+"Ago" counts from the newest record in `log`, or from the sink's clock if that is behind it: a clock that jumps
+ahead deletes nothing young, and while nothing comes nothing is deleted.
 All other tables are kept. `curves`, `slowest_ranks` and the samples of `run_summary` speak of what is left;
 `trends` and `eval_curves` stay whole.
 
@@ -68,6 +76,7 @@ TABLE_QUERIES = {
     "checkpoints": "SELECT step, epoch, format, files, bytes, uri FROM checkpoints ORDER BY step",
     "evals": 'SELECT step, metric, value, low, high, "count", status, seconds FROM evals ORDER BY step, metric',
     "eval_items": "SELECT lease, position, item, status, score, response_length FROM eval_items ORDER BY lease, position LIMIT 3",
+    "gaps": 'SELECT topic, "partition", first, last, tables FROM gaps',
     "processes": 'SELECT process, event, time, rank, world_size, outcome FROM process_events ORDER BY "offset"',
 }
 VIEW_QUERIES = {
@@ -172,6 +181,8 @@ def digits(store: Any, make: Any) -> Any:
             run=RUN, request=f"request-{number}", lease=f"lease-{number}", first=0, items=items
         )
         store.put("eval-items", events.encode(sent))
+    oldest = {Spot("alerts", make.uuid, 1): 12}
+    SinkCore(store.lake).resume(oldest, now_us=make.t0)
     return store
 
 

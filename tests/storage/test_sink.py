@@ -23,7 +23,7 @@ from driftline.storage import reading
 from driftline.storage.lake import Lake
 from driftline.storage.sink import run_sink
 from driftline.storage.store import App
-from driftline.storage.tables import FEEDS
+from driftline.storage.tables import FEEDS, TABLE_NAMES
 
 BROKERS = [
     pytest.param("real", marks=pytest.mark.kafka),
@@ -432,7 +432,7 @@ def test_a_run_named_like_a_path_writes_nothing_outside(real: Any, make: Any) ->
     assert {path for path in real.root.parent.iterdir() if path != real.root} == before
     assert real.rows("SELECT run, name FROM runs ORDER BY 1") == sorted((run, run) for run in odd)
     inside = {path.name for path in real.root.iterdir()}
-    assert inside == {*(name for names in FEEDS.values() for name in names), "catalog.duckdb"}
+    assert inside == {*TABLE_NAMES, "catalog.duckdb"}
 
 
 @pytest.mark.kafka
