@@ -96,20 +96,21 @@ class MemoryLake:
         seen = Seen()
         columns = ("partition", "offset", "topic_uuid", "kind", "outcome", "run", "process", "seq")
         numbered: dict[tuple[str, str, int], bool] = {}
-        for partition, offset, uuid, kind, outcome, *key in self._read("log", *columns):
-            if outcome != "stored" or key[-1] is None:
+        for partition, offset, uuid, kind, outcome, run, process, seq in self._read("log", *columns):
+            if outcome != "stored" or seq is None:
                 continue
             if uuid == telemetry_uuid:
                 stored = offset < starts.get(partition, 0)
             else:
                 stored = offset <= self.version(ROWS_OF.get(kind, "log"), App.id(uuid, partition))
+            key = (run, process, seq)
             if stored or uuid != telemetry_uuid:
-                numbered[tuple(key)] = numbered.get(tuple(key), False) or stored  # type: ignore[index]
-        for key, stored in numbered.items():
+                numbered[key] = numbered.get(key, False) or stored
+        for (run, process, seq), stored in numbered.items():
             if stored:
-                seen.processes.is_new(*key)
+                seen.processes.is_new(run, process, seq)
             else:
-                seen.processes.lacking.add(key)
+                seen.processes.lacking.add((run, process, seq))
         for partition, offset, uuid, output in self._read("evals", "partition", "offset", "topic_uuid", "id"):
             if partition in starts and (uuid != telemetry_uuid or offset < starts[partition]):
                 seen.outputs.is_new(f"telemetry/{partition}", OutputId.parse(output))

@@ -180,10 +180,10 @@ class Harness:
         self.lines: list[str] = []
         self._producer = KafkaProducer(**kafka_python(kafka), acks="all")
 
-    def send(self, topic: Any, *values: bytes | None, partition: int = 0) -> None:
-        """Sends and waits until the broker has it."""
-        name = self.kafka.topics[topic]
-        for future in [self._producer.send(name, value, partition=partition) for value in values]:
+    def send(self, topic: Any, *values: bytes | None, partition: int = 0, at_ms: int | None = None) -> None:
+        """Sends, dated ``at_ms`` if given, and waits until the broker has it."""
+        name, where = self.kafka.topics[topic], {"partition": partition, "timestamp_ms": at_ms}
+        for future in [self._producer.send(name, value, **where) for value in values]:
             future.get(timeout=120)
 
     @contextlib.contextmanager

@@ -16,12 +16,13 @@ import duckdb
 import pytest
 
 from driftline import admin, events, records
+from driftline.clock import ManualClock
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.settings import Settings, StorageSettings
 from driftline.storage import reading
 from driftline.storage.lake import Lake
-from driftline.storage.sink import run_sink
+from driftline.storage.sink import Sink, run_sink
 from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, TABLE_NAMES
 
@@ -413,6 +414,68 @@ def test_a_signal_ends_the_process_with_0_after_a_last_commit(real: Any, make: A
     assert sink.returncode == 0, rest
     assert "Traceback" not in rest
     assert real.rows("SELECT count(*) FROM samples") == [(1,)]
+
+
+class _Group:
+    """A group that gives nothing and says nothing."""
+
+    partitions = None
+    trouble = None
+    group = "sinks"
+
+    def beat(self) -> None:
+        pass
+
+
+def test_a_sink_counts_its_time_without_partitions_from_when_they_went(tmp_path: Path) -> None:
+    """After a calm of hours it waits as long for the group's new division as at its start."""
+    clock = ManualClock(now_us=0)
+    settings = Settings(storage=StorageSettings(root=str(tmp_path)))
+    sink = Sink(settings, say=print, clock=clock)
+    sink._mine = frozenset({0})
+    clock.advance(3_600 * 1_000_000)
+    reader: Any = None
+    group: Any = _Group()
+    sink._turn(reader, group)
+    clock.advance(20 * 1_000_000)
+    sink._turn(reader, group)
+    clock.advance(1)
+    with pytest.raises(Unavailable, match="group sinks is being divided anew"):
+        sink._turn(reader, group)
+
+
+@pytest.mark.kafka
+def test_retention_shorter_than_the_sink_needs_is_said_before_rows_are_lost_and_counted_after(
+    real: Any, make: Any
+) -> None:
+    """The broker keeps two minutes; a sink comes after more than half of that, the next one too late."""
+    from kafka import TopicPartition
+    from kafka.admin import ConfigResource
+
+    topic = real.kafka.topics["facts"]
+    client = admin.connect(real.kafka)
+    client.alter_configs([ConfigResource("TOPIC", topic, {"retention.ms": "120000"})])
+    now_ms = int(time.time() * 1000)
+    real.send("facts", make.fact(0), at_ms=now_ms - 90_000)
+    real.send("alerts", make.alert(0), at_ms=now_ms - 90_000)
+    with real.sink():
+        real.wait_for(lambda: any("rows will be lost" in line for line in real.lines))
+    (said,) = [line for line in real.lines if "rows will be lost" in line]
+    assert f"{topic}/0 has records of" in said
+    assert "retention.ms=120000" in said
+    assert real.rows("SELECT count(*) FROM gaps") == [(0,)]
+    real.send("facts", *[make.fact(at) for at in range(1, 5)], at_ms=now_ms)
+    client.delete_records({TopicPartition(topic, 0): 3})
+    client.close()
+    for _ in range(2):
+        real.lines.clear()
+        with real.sink() as stop:
+            real.wait_for(lambda: any("reading" in line for line in real.lines))
+            stop.set()
+    assert real.rows('SELECT topic, "partition", first, last, tables FROM gaps') == [
+        ("facts", 0, 1, 2, "facts")
+    ]
+    assert real.rows('SELECT "offset" FROM facts ORDER BY 1') == [(0,), (3,), (4,)]
 
 
 def test_every_topic_that_feeds_a_table_feeds_it_alone() -> None:
