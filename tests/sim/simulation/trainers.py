@@ -86,6 +86,9 @@ class SimTransport:
         self._outcomes.clear()
         return found
 
+    def remarks(self) -> list[str]:
+        return []
+
     def close(self, *, timeout_us: int) -> None:
         port, self._port = self._port, None
         if port is not None:
