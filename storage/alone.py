@@ -1,9 +1,13 @@
-"""One at a time, over all processes that share a folder: a file lock, freed when its process ends."""
+"""One at a time, over all processes that share a folder: a file lock, freed when its process ends.
+
+Or several that do one thing, while nobody does another: :func:`together`, of the same file.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +22,18 @@ def alone(path: Path) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+@contextlib.contextmanager
+def together(path: Path) -> Iterator[None]:
+    """Until the block ends nobody is :func:`alone` with ``path``; waits a second. Raises OSError."""
+    with path.open("w") as file:
+        for tries in range(50, -1, -1):
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not tries:
+                    raise
+                time.sleep(0.02)
+        yield

@@ -11,10 +11,12 @@ Only local folders so far.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -26,11 +28,12 @@ from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transactio
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from driftline.errors import BadData, SettingsError, Unavailable
-from driftline.storage.alone import alone
+from driftline.storage.alone import alone, together
 from driftline.storage.relations import source
 from driftline.storage.resume import READ, read_seen
 from driftline.storage.seen import Seen
 from driftline.storage.store import Conflict
+from driftline.storage.table_log import empty_commit, fault, set_aside_torn_end
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
 COMPACT_FILES = 32
@@ -40,6 +43,19 @@ KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
 _ROW_GROUP = 256 * 1024
+_WRITING = "_writing"
+"""A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
+_OUR_FILES = "part-*-c000.zstd.parquet"
+_FULL_PASSES = 60
+_FULL_BYTES = 256 * 1024 * 1024
+"""A disk with more than that was full for another reason (inodes, a quota)."""
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+_REMEDIES = {
+    "No space left": "free some space on that disk",
+    "Disk quota exceeded": "free some space or raise the quota",
+    "Read-only file system": "mount it for writing",
+    "Permission denied": "mend the folder's permissions",
+}
 _BAD_CHARACTERS = frozenset("[]^|\\%?\n\r\0")
 
 
@@ -56,6 +72,7 @@ class Lake:
         self.root = writable(root)
         self._handles: dict[TableName, DeltaTable] = {}
         self._compacted: dict[TableName, int] = {}
+        self._full: _Full | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -70,7 +87,7 @@ class Lake:
             for handle in self._handles.values():
                 handle.update_incremental()
         except (DeltaError, OSError) as error:
-            raise Unavailable(f"the tables in {self.root} cannot be read: {error}") from error
+            raise Unavailable(f"the tables in {self.root} cannot be read: {told(error)}") from error
 
     @property
     def id(self) -> str:
@@ -94,6 +111,8 @@ class Lake:
         self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
     ) -> None:
         """See :meth:`driftline.storage.store.Tables.commit`."""
+        if self._full is not None:
+            self._full.check(self.root)
         handle = self._handles[name]
         for app, offset in expected.items():
             if self.version(name, app) != offset:
@@ -101,22 +120,29 @@ class Lake:
         transactions = [Transaction(app, offset) for app, offset in moves.items()]
         properties = CommitProperties(app_transactions=transactions)
         try:
-            if rows is None:
-                handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
-                handle.update_incremental()
-            else:
-                deltalake.write_deltalake(
-                    handle,
-                    rows,
-                    mode="append",
-                    writer_properties=writer_properties(name),
-                    target_file_size=_TARGET_BYTES,
-                    commit_properties=properties,
-                )
+            with together(self.root / name / _WRITING):
+                if rows is None:
+                    handle.create_write_transaction(
+                        [], "append", handle.schema(), commit_properties=properties
+                    )
+                    handle.update_incremental()
+                else:
+                    deltalake.write_deltalake(
+                        handle,
+                        rows,
+                        mode="append",
+                        writer_properties=writer_properties(name),
+                        target_file_size=_TARGET_BYTES,
+                        commit_properties=properties,
+                    )
+            self._full = None
         except CommitFailedError as error:
             raise Conflict(f"{name}: {error}") from error
         except (DeltaError, OSError) as error:
-            raise Unavailable(f"table {name} in {self.root} cannot be written: {error}") from error
+            line = f"table {name} in {self.root} cannot be written: {told(error)}"
+            self._remove_orphans(name)
+            self._full = _Full(line, _free_bytes(self.root)) if "No space left" in line else None
+            raise Unavailable(line) from error
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         """The marks of what is stored; raises BadData if a file of a table is missing or broken."""
@@ -147,8 +173,9 @@ class Lake:
         )
         if done is None:
             return False
-        self.vacuum(name, keep_hours=keep_hours)
         self._compacted[name] = len(self._handles[name].file_uris())
+        self.vacuum(name, keep_hours=keep_hours)
+        self._remove_orphans(name)
         return True
 
     def delete(self, name: TableName, predicate: str) -> int:
@@ -166,15 +193,41 @@ class Lake:
         return int((done or {}).get("num_deleted_rows", 0))
 
     def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> None:
-        """Removes files that the table has not used for ``keep_hours``. Raises Unavailable if it cannot."""
-        handle = self._handles[name]
+        """Removes files that the table has not used for ``keep_hours``. Raises Unavailable if it cannot.
+
+        delta-rs only says which: its own vacuum writes to the table's log first, so on a full disk it could
+        not free what would end the trouble.
+        """
         try:
-            if handle.vacuum(keep_hours, dry_run=True, enforce_retention_duration=False):
-                handle.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
-        except CommitFailedError:
-            self._handles[name] = self._open(name)
+            self._unlink(name, self._old(name, keep_hours))
         except (DeltaError, OSError) as error:
-            raise Unavailable(f"table {name} in {self.root} cannot be rid of old files: {error}") from error
+            raise Unavailable(
+                f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
+            ) from error
+
+    def _old(self, name: TableName, keep_hours: int) -> list[str]:
+        """Names of files that were part of the table and have not been for so long."""
+        old = self._handles[name].vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
+        return [unquote(file) for file in old]
+
+    def _unlink(self, name: TableName, files: Iterable[str]) -> None:
+        for file in files:
+            if Path(file).name == file:  # our files lie in the folder itself
+                (self.root / name / file).unlink(missing_ok=True)
+
+    def _remove_orphans(self, name: TableName) -> None:
+        """Removes data files that were written and never became part of the table, if nobody writes now.
+
+        delta-rs leaves the file of a write that failed: a compaction that found too little room would keep
+        the disk full for ever [seen]. A writer that was killed leaves one too. What fails here, the next
+        failure or compaction does.
+        """
+        with contextlib.suppress(DeltaError, OSError), alone(self.root / name / _WRITING) as mine:
+            if mine:
+                self._handles[name].update_incremental()
+                known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
+                here = (path.name for path in (self.root / name).glob(_OUR_FILES))
+                self._unlink(name, [file for file in here if file not in known])
 
     def _rewrite(
         self, name: TableName, what: str, rewrite: Callable[[DeltaTable], dict[str, Any]]
@@ -190,32 +243,73 @@ class Lake:
                 if not mine:
                     return None
                 handle = self._handles[name] = DeltaTable(str(self.root / name))
-                return rewrite(handle)
+                with together(self.root / name / _WRITING):
+                    return rewrite(handle)
         except CommitFailedError:
             self._handles[name] = self._open(name)  # someone else changed the files: fine
             return {}
         except (DeltaError, OSError) as error:
-            raise Unavailable(f"table {name} in {self.root} cannot be {what}: {error}") from error
+            self._remove_orphans(name)
+            raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
 
     def _open(self, name: TableName) -> DeltaTable:
         path = self.root / name
         table = TABLES[name]
         try:
+            torn = set_aside_torn_end(path)
             try:
                 handle = DeltaTable(str(path))
             except TableNotFoundError:
+                if torn:
+                    raise
                 DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
                 handle = DeltaTable(str(path))
         except (DeltaError, OSError) as error:
             raise BadData(
-                f"{path} cannot be opened as a table: {error}; move the folder away or choose another root "
-                "(storage.root, DRIFTLINE_STORAGE__ROOT)"
+                f"{path} cannot be opened as a table: {_fault(path, error)}; or move the folder away or "
+                "choose another root (storage.root, DRIFTLINE_STORAGE__ROOT)"
             ) from error
+        if empty := empty_commit(path, handle.version()):
+            raise BadData(_EMPTY.format(empty))
         found = {field.name for field in handle.schema().fields}
         missing = [column.name for column in table.columns if column.name not in found]
         if missing:
             raise BadData(f"{path} lacks the columns {', '.join(missing)}: it was made by another version")
         return handle
+
+
+class _Full:
+    """A disk that had no room for a commit. As long as it has no more room than then, trying again is
+    pointless, and delta-rs 1.6.6 prints a panic of one of its threads each time [seen]."""
+
+    def __init__(self, line: str, free: int) -> None:
+        self._line = line
+        self._free = free
+        self._passes = _FULL_PASSES if free < _FULL_BYTES else 0
+
+    def check(self, root: Path) -> None:
+        """Raises Unavailable if nothing has changed; now and then it lets one try pass."""
+        if self._passes and _free_bytes(root) <= self._free:
+            self._passes -= 1
+            raise Unavailable(self._line)
+
+
+def _free_bytes(root: Path) -> int:
+    found = os.statvfs(root)
+    return found.f_bavail * found.f_frsize
+
+
+def told(error: Exception) -> str:
+    r"""What a library says of a file as one line, with what to do where that is known.
+
+    delta-rs draws its errors over several lines, in colours.
+
+    >>> told(OSError("Unable to copy\n  \x1b[31m-\x1b[0m No space left on device (os error 28)\n"))
+    'Unable to copy - No space left on device (os error 28): free some space on that disk'
+    """
+    line = " ".join(_COLOUR.sub("", str(error)).split())
+    remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in line), "")
+    return line if line.endswith(remedy) else f"{line}: {remedy}"
 
 
 def writer_properties(name: TableName) -> WriterProperties:
@@ -268,11 +362,14 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     found: dict[TableName, list[str]] = {}
     for name in TABLES:
         try:
-            found[name] = file_paths(path / name, DeltaTable(str(path / name)))
+            handle = DeltaTable(str(path / name))
+            found[name] = file_paths(path / name, handle)
         except TableNotFoundError:
             continue
         except (DeltaError, OSError) as error:
-            raise BadData(f"the log of table {path / name} cannot be read: {error}") from error
+            raise BadData(f"table {path / name} cannot be read: {_fault(path / name, error)}") from error
+        if empty := empty_commit(path / name, handle.version()):
+            raise BadData(_EMPTY.format(empty))
     if not found:
         raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
     return {name: found.get(name, []) for name in TABLES}
@@ -281,6 +378,20 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
 def file_paths(folder: Path, handle: DeltaTable) -> list[str]:
     """Absolute local paths of a table's files, in order. (delta-rs percent-encodes the folder in URIs.)"""
     return sorted(str(folder / unquote(uri.rpartition("/")[2])) for uri in handle.file_uris())
+
+
+_EMPTY = (
+    "{} is empty, so rows are missing; bring it back from a copy, or if it is the newest one there, start a "
+    "sink, which stores them again"
+)
+
+
+def _fault(folder: Path, error: Exception) -> str:
+    """Which file of the table's log is broken, or what delta-rs says if none looks so."""
+    try:
+        return fault(folder) or told(error)
+    except OSError:
+        return told(error)
 
 
 def _local(root: str | os.PathLike[str]) -> Path:

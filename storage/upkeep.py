@@ -1,8 +1,9 @@
 """What a sink does for its tables beside appending: few files, no expired rows, a fresh ``catalog.duckdb``.
 
 Retention (``storage.retention``) is done ``FIRST_US`` after the start and then every ``EVERY_US``, whether or
-not rows arrive. What fails there (a full disk) is one line, stops nothing, and is tried again after
-``RETRY_US``; it comes before the commits, since it may be what frees the disk.
+not rows arrive; it comes before the commits, since it may be what frees the disk. What fails of all this (a
+disk that has room for rows, but not for a second copy of a table) is one line, stops nothing, and is tried
+again: retention and compaction after ``RETRY_US``, the catalog at its next turn.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from driftline.clock import SECOND_US, Clock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
-from driftline.storage.lake import Lake
+from driftline.storage.lake import COMPACT_FILES, Lake, told
 from driftline.storage.tables import TABLE_NAMES, TableName
+from driftline.storage.trouble import Trouble
 
 FIRST_US = 10 * SECOND_US
 EVERY_US = 3600 * SECOND_US
@@ -45,16 +47,28 @@ class Upkeep:
         self._clock = clock
         self._last_catalog = clock.steady_us()
         self._next_expiry = self._last_catalog + FIRST_US
+        self._next_compaction = self._last_catalog
+        self._catalog_trouble = Trouble()
         self._changed = True
 
     def changed(self) -> None:
         """To be called after rows were committed: the catalog lacks their files."""
         self._changed = True
 
-    def compact(self) -> None:
-        """Compacts what became too many files. Raises Unavailable if the folder cannot be written."""
+    def compact(self, *, at_least: int = COMPACT_FILES) -> None:
+        """Compacts what has become ``at_least`` files more; never raises."""
+        if self._clock.steady_us() < self._next_compaction:
+            return
         for name in TABLE_NAMES:
-            self._changed |= self._lake.compact(name)
+            self._compact(name, at_least)
+
+    def _compact(self, name: TableName, at_least: int) -> None:
+        try:
+            self._changed |= self._lake.compact(name, at_least=at_least)
+        except Unavailable as error:
+            self._changed = True  # perhaps only the clean-up after it failed
+            self._say(f"sink: rows are safe, trying again in 10 minutes: {error}")
+            self._next_compaction = self._clock.steady_us() + RETRY_US
 
     def expire(self, telemetry_uuid: str, partitions: int) -> None:
         """Deletes what has expired, if it is time to (see :mod:`driftline.storage.retention`)."""
@@ -74,7 +88,7 @@ class Upkeep:
                     self._delete(name, predicate)
                 self._lake.vacuum(name)
             except (Unavailable, duckdb.Error) as error:
-                line = str(error).partition("\n")[0]
+                line = told(error)
                 self._say(f"sink: old rows of {name} stay for now, trying again in 10 minutes: {line}")
                 self._next_expiry = now + RETRY_US
 
@@ -92,11 +106,8 @@ class Upkeep:
         """At the end, when rows are safe: the catalog, few files, and the catalog of those."""
         self._write_catalog()
         for name in TABLE_NAMES:
-            try:
-                if self._lake.size(name) <= _END_COMPACT_BYTES:
-                    self._changed |= self._lake.compact(name, at_least=2)
-            except Unavailable as error:
-                self._say(f"sink: {error}")
+            if self._lake.size(name) <= _END_COMPACT_BYTES:
+                self._compact(name, 2)
         if self._changed:
             self._write_catalog()
 
@@ -104,10 +115,13 @@ class Upkeep:
         self._last_catalog = self._clock.steady_us()
         try:
             self._changed = not catalog.write(self._lake.root, self._files)
+            self._catalog_trouble.over()
         except (duckdb.Error, OSError, Unavailable) as error:
-            self._changed = False
+            self._changed = True
             self._counts["catalog_errors"] += 1
-            self._say(f"sink: {catalog.CATALOG} was not renewed (rows are safe): {error}")
+            line = f"{catalog.CATALOG} was not renewed (rows are safe): {told(error)}"
+            if said := self._catalog_trouble.line(line, self._last_catalog):
+                self._say(f"sink: {said}")
 
     def _files(self) -> dict[TableName, list[str]]:
         """The files of all tables now, those of other sinks too."""

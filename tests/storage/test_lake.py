@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from deltalake import DeltaTable
 
 from driftline.errors import BadData, SettingsError
+from driftline.storage.alone import together
 from driftline.storage.lake import Lake, read_files
 from driftline.storage.store import Conflict
 from driftline.storage.tables import TABLES
@@ -155,6 +157,23 @@ def test_replaced_files_go_when_their_time_is_over_and_foreign_ones_stay(store: 
     assert store.ask("SELECT count(*) FROM samples") == [(3,)]
     store.put("telemetry", make.frame(3, {"loss": [3.0]}, step=3))
     assert store.ask("SELECT count(*) FROM samples") == [(4,)]
+
+
+def test_what_a_killed_writer_left_is_removed_unless_somebody_writes_now(store: Any, make: Any) -> None:
+    for seq in range(3):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    whole = Path(store.lake.files("samples")[0])
+    orphan = whole.with_name("part-00000-11111111-1111-1111-1111-111111111111-c000.zstd.parquet")
+    shutil.copy(whole, orphan)
+    with together(store.root / "samples" / "_writing"):
+        assert store.lake.compact("samples", at_least=1)
+        assert orphan.exists(), "it may be the file of a commit that is on its way"
+        assert whole.exists(), "running readers may still read it"
+    store.put("telemetry", make.frame(3, {"loss": [3.0]}, step=3))
+    assert store.lake.compact("samples", at_least=1)
+    assert not orphan.exists()
+    assert whole.exists()
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(4, 6.0)]
 
 
 def test_a_commit_after_anothers_compaction_lands(store: Any, make: Any) -> None:

@@ -1,0 +1,102 @@
+"""The commit log of a table (``_delta_log``) after a crash of the machine: which of its files is broken.
+
+    0.json .. 100.json   100.checkpoint.parquet   _last_checkpoint   101.json ..   (of 20 digits each)
+
+delta-rs writes each file whole and renames it, so no process can leave half of one; but a power cut can,
+since nothing waits for the disk. It says that a log is broken, yet not which file; and a commit file of 0
+bytes it takes for a commit that does nothing, so its rows would be missing without a word [seen with 1.6.6].
+Looks at what comes after the last checkpoint only. A file that is cut between two of its lines looks whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+_COMMIT = re.compile(r"\d{20}\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_MAGIC = b"PAR1"
+
+
+def fault(folder: Path) -> str | None:
+    """The first broken file of the table's log and what to do about it, None if all look whole."""
+    log = folder / "_delta_log"
+    names = sorted(path.name for path in log.iterdir())
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
+    for name in checkpoints[-1:]:
+        if not _is_parquet(log / name):
+            return f"{log / name} is broken; {_without_checkpoint(log / name)}"
+    hint = _hinted(log)
+    if hint is not None and f"{hint:020d}.checkpoint.parquet" not in checkpoints:
+        named = log / f"{hint:020d}.checkpoint.parquet"
+        return f"{named} is missing; {_without_checkpoint(named)}"
+    commits = _commits(names)
+    for name in commits:
+        if not _is_commit(log / name):
+            other = ", or start a sink, which stores its rows again" if name == commits[-1] else ""
+            return f"{log / name} is broken; bring it back from a copy{other}"
+    return None
+
+
+def empty_commit(folder: Path, version: int) -> Path | None:
+    """A commit file of 0 bytes among the last hundred before ``version``; a checkpoint is never further."""
+    for at in range(version, max(version - 100, -1), -1):
+        path = folder / "_delta_log" / f"{at:020d}.json"
+        try:
+            if path.stat().st_size == 0:
+                return path
+        except FileNotFoundError:
+            return None  # cleaned up behind a checkpoint
+    return None
+
+
+def set_aside_torn_end(folder: Path) -> list[Path]:
+    """Renames the last commits of a table as long as they are broken, so that the table is as it was before
+    them, positions too; gives the new names. For writers, which then read again what those commits held."""
+    log = folder / "_delta_log"
+    done: list[Path] = []
+    if not log.is_dir():
+        return done
+    for name in reversed(_commits(sorted(path.name for path in log.iterdir()))):
+        if _is_commit(log / name):
+            break
+        done.append((log / name).rename(log / f"{name}.torn"))
+    return done
+
+
+def _commits(names: list[str]) -> list[str]:
+    """Those after the last checkpoint, in order."""
+    last = max((int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))), default=-1)
+    return [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > last]
+
+
+def _is_commit(path: Path) -> bool:
+    """Whether every line is JSON, and there is one."""
+    try:
+        lines = path.read_bytes().splitlines()
+        return bool(lines) and all(isinstance(json.loads(line), dict) for line in lines)
+    except ValueError:
+        return False
+
+
+def _is_parquet(path: Path) -> bool:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size < 12 or file.read(4) != _MAGIC:
+            return False
+        file.seek(-4, 2)
+        return file.read() == _MAGIC
+
+
+def _hinted(log: Path) -> int | None:
+    """The version that ``_last_checkpoint`` names; a broken one is ignored by delta-rs."""
+    try:
+        return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _without_checkpoint(path: Path) -> str:
+    hint = path.parent / "_last_checkpoint"
+    return f"bring it back from a copy, or delete it and {hint} (the commits before it stay for 30 days)"
