@@ -281,7 +281,8 @@ def test_a_sink_on_a_volume_too_small_waits_and_goes_on_when_it_grows(
         frames = [make.frame(seq, {"loss": list(random.random(rows))}, step=seq * rows) for seq in range(70)]
         assert sum(map(len, frames)) > 20_000_000
         harness.send("telemetry", *frames)
-        seen, stop, wrong = [0], threading.Event(), []
+        seen, stop = [0], threading.Event()
+        wrong: list[object] = []
 
         def read() -> None:
             while not stop.wait(0.1):
