@@ -20,6 +20,7 @@ from driftline.errors import BadRecord, Unavailable
 
 from .plan import PARTITIONS
 
+ENDS_MS = 5_000
 ANEW_S = 5.0
 """A client of the admin's is not made more often."""
 
@@ -36,6 +37,8 @@ class Progress:
         self._connect = functools.partial(admin.connect, kafka)
         self._admin = self._connect()
         self._asked_anew = 0.0
+        self._ends = KafkaConsumer(group_id=None, **kafka_python(kafka))
+        self._kafka = kafka
         self._consumer = KafkaConsumer(
             group_id=None, enable_auto_commit=False, auto_offset_reset="earliest", **kafka_python(kafka)
         )
@@ -58,8 +61,12 @@ class Progress:
         telemetry = [TopicPartition(self._topics["telemetry"], p) for p in range(PARTITIONS)]
         evals = TopicPartition(self._topics["evals"], 0)
         try:
-            ends = self._consumer.end_offsets([*telemetry, evals])
-        except (KeyError, KafkaError):  # KeyError: a partition whose leader the client does not know yet
+            ends = self._ends.end_offsets([*telemetry, evals], timeout_ms=ENDS_MS)
+        except (KeyError, KafkaError):
+            # A leader that is not known yet, or (kafka-python 3.0.12) one that moved and is asked in vain
+            # until the client's metadata is five minutes old.
+            self._ends.close()
+            self._ends = KafkaConsumer(group_id=None, **kafka_python(self._kafka))
             return
         self.ends = [ends[tp] for tp in telemetry]
         self.evals_end = ends[evals]
@@ -142,5 +149,6 @@ class Progress:
             self.present[event.evaluator] = time.monotonic()
 
     def close(self) -> None:
+        self._ends.close()
         self._consumer.close()
         self._admin.close()
