@@ -6,7 +6,17 @@ import os
 
 import pytest
 from simulation import seeds
-from simulation.planted import BUGS, CROWDED, SEEDS, SLOW, STORM, TRAINING_US
+from simulation.planted import (
+    BUGS,
+    CROWDED,
+    DISKS,
+    MOVING,
+    OUTAGES,
+    SEEDS,
+    SLOW,
+    STORM,
+    TRAINING_US,
+)
 
 pytestmark = pytest.mark.skipif(bool(os.environ.get("SIM_SEED")), reason="one seed is replayed")
 
@@ -15,8 +25,13 @@ def test_there_are_at_least_twenty() -> None:
     assert len(BUGS) >= 30
 
 
-@pytest.mark.parametrize("rates", [{}, SLOW, CROWDED], ids=["storm", "slow", "crowded"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("seed", "rates"),
+    [
+        *((seed, rates) for rates in ({}, SLOW, CROWDED) for seed in SEEDS),
+        *((seed, rates) for rates in (MOVING, OUTAGES, DISKS) for seed in SEEDS[:4]),
+    ],
+)
 def test_the_product_passes_the_seeds_that_find_the_bugs(seed: int, rates: dict[str, float]) -> None:
     outcome = seeds.run(seed, rates=STORM | rates, naive=not rates, training_us=TRAINING_US, least_records=0)
     assert outcome.problems == [], seeds.told(outcome)

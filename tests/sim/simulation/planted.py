@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from driftline.producers import buffer, disk
+from driftline.producers import buffer, disk, recovery, spool, spool_format
 from driftline.records import OutputId
 from driftline.storage import core as sink_core
 from driftline.storage import memory_lake, rows, seen
@@ -20,7 +20,7 @@ from driftline.streams import lifecycle, outputs, processes
 from driftline.streams import pipeline as pure
 from driftline.streams.scheduler import core as scheduler_core
 from driftline.streams.scheduler import leases
-from driftline.streams.shell import cursor, outbox, partition, shell, snapshots
+from driftline.streams.shell import assignments, cursor, outbox, partition, shell, snapshots
 from driftline.streams.shell import recovery as shell_recovery
 
 from .clients import current
@@ -52,6 +52,9 @@ STORM = {name: fault.rate for name, fault in FAULTS.items()} | {
 
 SLOW = {"delivery delayed": 0.1, "killed after manifest": 0.3}
 CROWDED = {"second sink": 0.4, "record delayed": 0.1, "sink paused": 0.0, "killed before table commit": 0.0}
+MOVING = {"partition moved": 0.3, "buffer full": 0.05}
+OUTAGES = {"broker away": 0.15, "partition moved": 0.15}
+DISKS = {"broker away": 0.2, "spool disk full": 0.3, "spool damaged": 0.5, "rank restarted": 0.1}
 
 
 class Bug(NamedTuple):
@@ -135,7 +138,7 @@ def _(patch: Any) -> None:
 def _(patch: Any) -> None:
     def make(core: Any, state: Any, offset: int) -> Any:
         world, _ = current()
-        for group in world._groups.values():
+        for group in world.groups.values():
             if group.topic.endswith(core.source):
                 offset = max(offset, group.offsets.get(state.partition, 0))
         return original(core, state, offset)
@@ -219,6 +222,36 @@ def _(patch: Any) -> None:
             await self._append(partition.events.Tick(worker="w", time_us=self._parts.clock.now_us()))
 
     patch(partition.PartitionTask, "tick", tick)
+
+
+@_bug(
+    "a retired task is cancelled",
+    "a partition that is taken away stops in the middle of a batch, and its state is used when it comes back",
+    rates=MOVING,
+)
+def _(patch: Any) -> None:
+    def retire(self: Any, number: int) -> None:
+        task = self.tasks.get(number)
+        original(self, number)
+        if task is not None:
+            task.task.cancel()
+
+    async def recovered(self: Any) -> Any:
+        known = None if self._predecessor is None else self._predecessor.cursor
+        found = await recover(self)
+        return found if known is None or known.next < found.next else known
+
+    original = patch(assignments.Assignments, "_retire", retire)
+    recover = patch(partition.PartitionTask, "_recover", recovered)
+
+
+@_bug("a partition's end is not noticed", "a partition whose task failed stays without one", rates=OUTAGES)
+def _(patch: Any) -> None:
+    def ended(self: Any, done: Any) -> None:
+        if not done.cancelled():
+            done.exception()
+
+    patch(assignments.Assignments, "_ended", ended)
 
 
 # --- the sink ----------------------------------------------------------------------------------------------
@@ -319,6 +352,34 @@ def _(patch: Any) -> None:
         return disk._MemoryFolder(self, name)
 
     patch(disk.MemoryDisk, "claim", claim)
+
+
+@_bug("checksums are not compared", "a spool's records are sent as they come back from disk", rates=DISKS)
+def _(patch: Any) -> None:
+    patch(spool_format, "_is_right", lambda data, at, size: True)
+
+
+@_bug(
+    "a torn write is left", "what was written of a record before the disk was full stays there", rates=DISKS
+)
+def _(patch: Any) -> None:
+    def write(self: Any, segment: Any, data: bytes) -> None:
+        self._folder.append(segment.name, data)
+        segment.size += len(data)
+        self.size_bytes += len(data)
+        self._written_bytes += len(data)
+
+    patch(spool.Spool, "_write", write)
+
+
+@_bug("a spool is removed when it was read", "a dead process's spool goes before it arrived", rates=DISKS)
+def _(patch: Any) -> None:
+    def load(self: Any) -> Any:
+        found = original(self)
+        self.delivered()
+        return found
+
+    original = patch(recovery.Left, "load", load)
 
 
 # --- the pure pipeline and the scheduler: planted in the oracle's copy, too --------------------------------

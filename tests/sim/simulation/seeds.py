@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import checkers
+from .edges import replaced
 from .planted import Bug, planted
-from .world import TRAINING_US, World, replaced
+from .world import TRAINING_US, World
 
 NAIVE_EVERY = 8
 """One seed in so many is also compared with ``tests/naive.py``, which takes as long as all the rest."""

@@ -1,7 +1,7 @@
 """Training runs: ranks with the real SDK (``Run``, ``Worker``, framer, outbox, delivery) on virtual threads.
 
 A rank logs, and its SDK thread takes a round, in one callback of its life. Every sample that a rank logs is
-noted (:class:`Ledger`), so that the checkers can say of each what became of it.
+noted (``Rank.logged``), so that the checkers can say of each what became of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from driftline import events
 from driftline.errors import Unavailable
@@ -24,24 +24,12 @@ from driftline.topics import partition_of
 from .broker import Stored
 from .clients import Port
 from .clockwork import LIFE, Life, SimClock
+from .samples import Sample, spooled
 
 if TYPE_CHECKING:
     from .world import World
 
 METRICS = ("loss", "grad_norm", "tokens", "learning_rate")
-
-
-class Sample(NamedTuple):
-    """What a rank logged; (process, metric, step, time) is unique."""
-
-    run: str
-    process: str
-    metric: str
-    step: int | None
-    time_us: int
-    value: str
-    """``repr``: NaN is equal to itself then."""
-    weight: float
 
 
 class SimTransport:
@@ -154,7 +142,7 @@ class Rank:
             disk=self.disk,
         )
         self.run._worker = self.worker
-        self.life.mourners += [self.disk.die, lambda: training.died(self)]
+        self.life.mourners += [self._note_what_is_left, self.disk.die, lambda: training.died(self)]
         self.life.later(self._chance.randrange(300_000), self._begin)
 
     def _identity(self, world_size: int | None) -> Identity:
@@ -169,6 +157,12 @@ class Rank:
             role="trainer",
             restart_hint=None,
         )
+
+    def _note_what_is_left(self) -> None:
+        """It was killed: what it had on its disk must arrive all the same."""
+        mine = [name for name, owner in self._world.disk.faults.owners.items() if owner is self.disk]
+        for process, left in (spooled(self._world.disk, *mine) if mine else {}).items():
+            self._world.left.setdefault(process, set()).update(left)
 
     def _begin(self) -> None:
         self.worker.begin()
