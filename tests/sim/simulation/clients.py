@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiokafka.errors import (
@@ -174,6 +175,8 @@ class SimProducer:
     def __init__(self, **_options: Any) -> None:
         self._world, self._life = current()
         self._port = Port(self._world, self._life)
+        self._sender = SimpleNamespace(sender_task=SimpleNamespace(cancel=self._port.close))
+        """What the outbox reaches for to have no further request begun."""
 
     async def start(self) -> None:
         await reached(self._world)
