@@ -16,6 +16,7 @@ from driftline.connection import KafkaSettings
 from driftline.records import OutputId, Record
 from driftline.storage.lake import Lake
 from driftline.storage.rows import Rows, Source
+from driftline.storage.tables import TABLES
 from driftline.topics import TopicName
 
 UUID = "u"
@@ -59,6 +60,7 @@ def test_outputs_that_readers_would_get_wrong_are_found(
         ("another value", 0, 0, "samples: 1 rows missing, 1 rows too many"),
         ("a row of the log again", 0, 0, "log: 0 rows missing, 1 rows too many"),
         ("rows of another topic", 0, 0, "samples: 2 rows of records that the log does not have"),
+        ("a gap", 0, 0, "gaps: 1 rows"),
         ("a row beyond the log's end", 0, 0, "samples: 1 rows of records that the log does not have"),
     ],
 )
@@ -82,6 +84,9 @@ def test_rows_that_are_lost_doubled_or_other_are_counted(
     elif spoil == "rows of another topic":
         strays = with_column(table(samples).slice(0, 2), "topic_uuid", "another")
         write_deltalake(str(tmp_path / "samples"), strays, mode="append")
+    elif spoil == "a gap":
+        row = pa.Table.from_pylist([{"partition": 0}], TABLES["gaps"].schema)
+        write_deltalake(str(tmp_path / "gaps"), row, mode="append")
     elif spoil == "a row beyond the log's end":
         stray = with_column(table(samples).slice(0, 1), "offset", FRAMES)
         write_deltalake(str(tmp_path / "samples"), stray, mode="append")

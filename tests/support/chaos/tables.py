@@ -107,12 +107,14 @@ class Tables:
             self._compare("samples", wanted, bounds)
 
     def compare_rest(self) -> None:
-        """Rows of samples and log that come from no record of the log at all."""
+        """Rows of samples and log that come from no record of the log, and gaps, of which none can be."""
         for name in ("samples", "log"):
             if strays := self._one(
                 f"select count(*) from t_{name} where ({' or '.join(self._spans)}) is not true"
             ):
                 self._problem(f"{name}: {strays} rows of records that the log does not have")
+        if gaps := self.count("gaps"):
+            self._problem(f"gaps: {gaps} rows, though no topic deleted anything")
 
     # --- outputs --------------------------------------------------------------------------------------------
 
