@@ -135,8 +135,8 @@ def test_a_host_clock_that_is_behind_deletes_less(store: Any, make: Any, real_lo
     store.put("telemetry", make.frame(0, {"x": [1.0] * 3}, step=-2 * DAY // SECOND))
     store.put("telemetry", make.tick())
     settle(store, make)
-    assert Keeper(store, make).at(make.t0 - DAY + 60 * SECOND) == 3
-    assert Keeper(store, make).at(make.t0 - 2 * DAY) == 0
+    assert Keeper(store, make).again(make.t0 - DAY + 60 * SECOND) == 3
+    assert Keeper(store, make).again(make.t0 - 2 * DAY) == 0
 
 
 def test_the_bound_is_exact_to_the_microsecond(store: Any, make: Any) -> None:
