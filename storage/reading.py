@@ -143,7 +143,7 @@ class Reader:
         """What the topics keep now."""
         names = {self._kafka.topics[name]: name for name in FEEDS}
         found = admin.retention(self._admin, names)
-        return {short: found[full] for full, short in names.items()}
+        return {short: found[full] for full, short in names.items() if full in found}
 
     def short_of(self, ends: Mapping[Spot, int]) -> int:
         """Records between where it reads and ``ends``."""

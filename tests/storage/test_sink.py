@@ -277,6 +277,7 @@ def test_a_slow_disk_does_not_shorten_the_last_reading(
     with harness.sink(commit_us=1) as stop:
         stop.set()
     assert harness.rows("SELECT count(*) FROM facts") == [(4,)]
+    assert [line for line in harness.lines if "waiting" in line] == []
 
 
 @pytest.mark.embedded
