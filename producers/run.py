@@ -21,10 +21,11 @@ from typing import Any, Self, cast, get_args
 from driftline.producers import birth, exits
 from driftline.producers.birth import Birth
 from driftline.producers.counters import Counters, Notes, words
+from driftline.producers.entries import Pending, QueueEntry, Rewound, Saved
 from driftline.producers.exits import outcome_of
 from driftline.producers.span import Span
 from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, as_step, is_dear_to_add
-from driftline.producers.worker import EndReason, Pending, QueueEntry, Rewound, Saved, Worker
+from driftline.producers.worker import EndReason, Worker
 
 _INF = math.inf
 _time_ns = time.time_ns

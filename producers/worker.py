@@ -13,11 +13,10 @@ at the end ``_finish`` and ``_leave``, or, for a kill, ``disk.die()``.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -26,53 +25,29 @@ from driftline import events, frames
 from driftline.clock import Clock
 from driftline.errors import BadData
 from driftline.producers import checkpoint, forks
+from driftline.producers.bell import Bell
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.delivery import OPEN_US, Delivery
 from driftline.producers.disk import Disk
+from driftline.producers.entries import QueueEntry, Rewound, Saved
 from driftline.producers.framer import Framer, halves
+from driftline.producers.intake import Intake
 from driftline.producers.protect import Protector
 from driftline.producers.recovery import Broker, Recovery
 from driftline.producers.spool import Spool
 from driftline.producers.spool_format import Header
 from driftline.producers.transport import Transport
-from driftline.producers.values import Deferred, Refusal, admit_weight
 from driftline.settings import SdkSettings
 from driftline.topics import DEFAULT_PREFIX
 
 FRAMES_PER_SECOND_MAX = 2_000
-ENTRIES_AT_ONCE = 250
-"""Entries converted in one go: short enough to let the trainer's thread in between."""
 DEVICE_POLL_US = 2_000
-DEVICE_PATIENCE_US = 2_000_000
-"""After so long a value on a device no longer holds up what was logged after it."""
-ASIDE_MAX = 10_000
 NAME_CHARS_MAX = 1000
 LEAVE_US = 300_000
 """Of the time to end, what is kept for writing the rest to disk."""
 
 EndReason = Literal["finished", "exception", "signal"]
-QueueEntry = tuple[int, Any, Any, Any]
-"""(time in ns, step, weight, payload): the payload is a dict of numbers, Pending, Saved or Rewound."""
-
-
-class Pending(NamedTuple):
-    """Values of which some are still on a device."""
-
-    values: dict[Any, Any]
-    waits: tuple[Deferred, ...]
-
-
-class Saved(NamedTuple):
-    """A checkpoint to be announced."""
-
-    path: str
-    epoch: float | None
-    format: str | None
-
-
-class Rewound(NamedTuple):
-    """The run goes on from the entry's step."""
 
 
 def interval_us(flush_us: int, world_size: int | None) -> int:
@@ -82,24 +57,6 @@ def interval_us(flush_us: int, world_size: int | None) -> int:
     (200000, 2048000)
     """
     return max(flush_us, (world_size or 1) * 1_000_000 // FRAMES_PER_SECOND_MAX)
-
-
-class Bell:
-    """Wakes the thread. ``ring`` takes no lock that a signal handler could find taken."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def ring(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:
-            return  # rung already
-
-    def wait(self, timeout_us: int) -> bool:
-        """True if it rang."""
-        return self._lock.acquire(timeout=max(0, timeout_us) / 1e6)
 
 
 class Worker:
@@ -120,7 +77,6 @@ class Worker:
         prefix: str = DEFAULT_PREFIX,
         disk: Disk | None = None,
     ) -> None:
-        self._queue, self._drained = queue, drained
         self._started = started
         self._settings = settings
         self._counters, self._notes = counters, notes
@@ -149,6 +105,17 @@ class Worker:
             counters=counters,
             notes=notes,
         )
+        self._intake = Intake(
+            queue,
+            self.framer,
+            drained=drained,
+            full=lambda: self._frame(full_only=True),
+            mark=self._mark,
+            failed=self._failed,
+            counters=counters,
+            notes=notes,
+            clock=clock,
+        )
         self.recovery = (
             Recovery(
                 disk,
@@ -164,9 +131,6 @@ class Worker:
         )
         self._protector = Protector(started.process, settings, counters, notes)
         self._interval_us = interval_us(settings.flush_us, started.world_size)
-        self._held: deque[QueueEntry] = deque()
-        self._aside: list[QueueEntry] = []
-        self._step: int | None = None
         self._flushed_us = clock.steady_us()
         self._spoke_us = clock.steady_us()
         self._told_counters = 0
@@ -221,7 +185,7 @@ class Worker:
     def round(self) -> None:
         """One turn: drain, flush what is due, send, speak."""
         wanted = self._flushes_wanted  # read before the queue, so that it covers what was logged before it
-        self._drain()
+        self._intake.drain()
         now_us = self._clock.steady_us()
         due = now_us - self._flushed_us >= self._interval_us
         if due or wanted > self.flushes_done or self.framer.urgent:
@@ -238,7 +202,7 @@ class Worker:
         self.delivery.pump(OPEN_US)
         if self.recovery is not None:
             self.recovery.round()
-        if wanted > self.flushes_done and not (self._held or self._aside or len(self.outbox)):
+        if wanted > self.flushes_done and not (self._intake.waiting or len(self.outbox)):
             self.flushes_done = wanted
         self._notes.write()
 
@@ -255,104 +219,13 @@ class Worker:
         )
 
     def _pause_us(self) -> int:
-        if self._held or self._aside:
+        if self._intake.waiting:
             return DEVICE_POLL_US
         now_us = self._clock.steady_us()
         return min(
             max(1000, self._flushed_us + self._interval_us - now_us),
             max(1000, self._spoke_us + self._settings.heartbeat_us - now_us),
         )
-
-    def _drain(self) -> None:
-        """Moves all that is queued into the framer, in order, as far as it is known."""
-        take = self._queue.popleft
-        left = len(self._queue)
-        self._resolve_aside()
-        while left or self._held:
-            batch = [take() for _ in range(min(left, ENTRIES_AT_ONCE))]
-            left -= len(batch)
-            if not self._held and {type(entry[3]) for entry in batch} <= {dict}:
-                self._add(batch)
-            else:
-                self._held.extend(batch)
-                if self._settle() and not left:
-                    break
-            self._frame(full_only=True)
-        self._drained(sum(_samples(entry) for entry in self._held) if self._held else 0)
-
-    def _settle(self) -> bool:
-        """Works off what is held, in order; True if a value on a device stopped it."""
-        plain: list[QueueEntry] = []
-        while self._held:
-            entry = self._held[0]
-            payload = entry[3]
-            if type(payload) is dict:
-                plain.append(entry)
-            elif isinstance(payload, Pending):
-                if all(wait.ready() for wait in payload.waits):
-                    plain.append(self._read(entry))
-                elif self._clock.now_us() - entry[0] // 1000 < DEVICE_PATIENCE_US:
-                    break
-                else:
-                    self._put_aside(entry)
-            else:
-                self._add(plain)
-                plain = []
-                self._held.popleft()  # before: whatever it does, it must not hold up what was logged after it
-                self._mark(entry)
-                continue
-            self._held.popleft()
-        self._add(plain)
-        return bool(self._held)
-
-    def _add(self, entries: list[QueueEntry]) -> None:
-        if not entries:
-            return
-        try:
-            self.framer.add(entries)
-        except Exception as error:  # noqa: BLE001  what cannot be framed is dropped, the rest goes on
-            self._counters.add("dropped_error", sum(map(_samples, entries)))
-            self._failed(error)
-            return
-        for entry in reversed(entries):
-            if entry[1] is not None:
-                self._step = entry[1]
-                break
-
-    def _put_aside(self, entry: QueueEntry) -> None:
-        if len(self._aside) >= ASIDE_MAX:
-            self._counters.add("dropped_device", _samples(entry))
-            self._notes.once("device", "values on a device do not arrive: their samples are dropped, counted")
-            return
-        self._aside.append(entry)
-
-    def _resolve_aside(self) -> None:
-        if not self._aside:
-            return
-        ready = [entry for entry in self._aside if all(wait.ready() for wait in entry[3].waits)]
-        if ready:
-            self._aside = [entry for entry in self._aside if not any(entry is other for other in ready)]
-            self._add([self._read(entry) for entry in ready])
-
-    def _read(self, entry: QueueEntry) -> QueueEntry:
-        """The entry with the numbers that have arrived from the device."""
-        time_ns, step, weight, pending = entry
-        values: dict[Any, Any] = {}
-        for name, value in pending.values.items():
-            number = value if type(value) is float else value.read()
-            if isinstance(number, Refusal):
-                self._counters.add("refused_" + number.reason)
-                self._notes.once(
-                    (number.reason, name), f"{words(name)} is not a number: {number.detail}; refused"
-                )
-            else:
-                values[name] = number
-        if weight is not None and type(weight) is not float:
-            weight = admit_weight(weight.read())
-            if weight is None:
-                self._counters.add("refused_weight", len(values))
-                values = {}
-        return time_ns, step, weight, values
 
     def _mark(self, entry: QueueEntry) -> None:
         try:
@@ -388,7 +261,7 @@ class Worker:
             )
             self._counters.add("checkpoints_saved")
         elif isinstance(marker, Rewound):
-            self._step = step
+            self._intake.step = step
             self._emit(
                 events.RunRewound(
                     run=self._started.run,
@@ -406,7 +279,7 @@ class Worker:
                 process=self._started.process,
                 seq=self.outbox.next_seq,
                 time_us=self._clock.now_us(),
-                step=self._step,
+                step=self._intake.step,
                 counters=self._counters.snapshot(),
             )
         )
@@ -455,18 +328,12 @@ class Worker:
 
     def _finish(self, reason: EndReason, deadline_us: int) -> None:
         """Everything out, the last event, and patience until the deadline."""
-        self._drain()
-        while (
-            self._held or self._aside
-        ) and self._clock.steady_us() < deadline_us - self._settings.exit_us // 2:
+        self._intake.drain()
+        patience_us = deadline_us - self._settings.exit_us // 2
+        while self._intake.waiting and self._clock.steady_us() < patience_us:
             time.sleep(DEVICE_POLL_US / 1e6)
-            self._drain()
-        for entry in [*self._held, *self._aside]:
-            if isinstance(entry[3], Pending):
-                self._counters.add("dropped_device", _samples(entry))
-        rest = [entry for entry in self._held if not isinstance(entry[3], Pending)]
-        self._held, self._aside = deque(rest), []
-        self._settle()
+            self._intake.drain()
+        self._intake.give_up()
         self._frame()
         self._emit(
             events.ProcessEnded(
@@ -542,10 +409,3 @@ def _warm_up() -> None:
         empty = frames.Frame("", "", None, 0, [], np.zeros(0, np.int16), integers, integers, floats, floats)
         frames.encode(empty)
         "localhost".encode("idna")
-
-
-def _samples(entry: QueueEntry) -> int:
-    payload = entry[3]
-    if type(payload) is dict:
-        return len(payload)
-    return len(payload.values) if isinstance(payload, Pending) else 0

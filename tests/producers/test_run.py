@@ -379,7 +379,7 @@ def test_values_on_a_device_keep_their_place(
 def test_a_hanging_device_holds_up_the_others_only_for_a_while(
     sdk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wait_for: Any
 ) -> None:
-    monkeypatch.setattr("driftline.producers.worker.DEVICE_PATIENCE_US", 50_000)
+    monkeypatch.setattr("driftline.producers.intake.DEVICE_PATIENCE_US", 50_000)
     slow = Slow(1.0)
     monkeypatch.setattr(run_module, "admit_all", lambda values: ({"b": slow.later()}, {}, True))
     under_test = sdk(exit_us=2_000_000)

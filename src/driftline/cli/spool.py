@@ -22,6 +22,7 @@ from rich.text import Text
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
+from driftline.producers.bell import Bell
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes
 from driftline.producers.delivery import OPEN_US, Delivery
@@ -30,7 +31,6 @@ from driftline.producers.kafka_transport import KafkaTransport
 from driftline.producers.recovery import Broker, Left, claim, is_same_broker, may_live_elsewhere
 from driftline.producers.survey import Standing, survey
 from driftline.producers.transport import Transport
-from driftline.producers.worker import Bell
 from driftline.visible import visible
 
 Connect = Callable[[KafkaSettings, str], Transport]
