@@ -7,8 +7,8 @@ here but ``end`` and ``flush``, and no error leaves: what fails is counted under
 The interval grows with the world size, so that all ranks together make at most about 2,000 frames a second.
 
 All that is outside comes as arguments, so one thread can also drive several workers, by ``round()``, over a
-:class:`.transport.MemoryTransport`, a :class:`.disk.MemoryDisk` (each worker its own view of it) and a clock;
-at the end ``_finish`` and ``_leave``, or, for a kill, ``disk.die()``.
+:class:`.transport.MemoryTransport`, a :class:`.memory_disk.MemoryDisk` (each worker its own view of it) and
+a clock; at the end ``_finish`` and ``_leave``, or, for a kill, ``disk.die()``.
 """
 
 from __future__ import annotations

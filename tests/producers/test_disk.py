@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from driftline.producers.disk import FileDisk, MemoryDisk
+from driftline.producers.disk import FileDisk
+from driftline.producers.memory_disk import MemoryDisk
 
 Pair = tuple[Any, Any]
 """The disk as two processes see it."""

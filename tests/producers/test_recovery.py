@@ -14,7 +14,7 @@ from driftline.producers import spool_format
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes
 from driftline.producers.delivery import RETRY_US, Delivery
-from driftline.producers.disk import MemoryDisk
+from driftline.producers.memory_disk import MemoryDisk
 from driftline.producers.recovery import LOOK_US, STRANGER_US, Broker, Recovery, is_same_broker
 from driftline.producers.spool import Spool
 from driftline.producers.spool_format import Header

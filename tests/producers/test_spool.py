@@ -14,7 +14,7 @@ from driftline.producers import spool_format
 from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes
 from driftline.producers.delivery import RETRY_US, SILENCE_US, Delivery
-from driftline.producers.disk import MemoryDisk
+from driftline.producers.memory_disk import MemoryDisk
 from driftline.producers.recovery import Broker, Recovery
 from driftline.producers.spool import AGAIN_US, Spool
 from driftline.producers.spool_format import Header

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from driftline.producers import buffer, disk, recovery, spool, spool_format
+from driftline.producers import buffer, memory_disk, recovery, spool, spool_format
 from driftline.records import OutputId
 from driftline.storage import core as sink_core
 from driftline.storage import memory_lake, rows, seen
@@ -349,9 +349,9 @@ def _(patch: Any) -> None:
         if name not in self.faults.folders:
             return None
         self.faults.owners[name] = self
-        return disk._MemoryFolder(self, name)
+        return memory_disk._MemoryFolder(self, name, owner=True)
 
-    patch(disk.MemoryDisk, "claim", claim)
+    patch(memory_disk.MemoryDisk, "claim", claim)
 
 
 @_bug("checksums are not compared", "a spool's records are sent as they come back from disk", rates=DISKS)

@@ -9,7 +9,7 @@ import contextvars
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from driftline.producers.disk import MemoryDisk
+from driftline.producers.memory_disk import MemoryDisk
 from driftline.storage.core import Gap
 from driftline.storage.memory_lake import MemoryRoot
 
