@@ -20,6 +20,7 @@ from driftline.evaluator.parcels import Parcel
 from driftline.events import Event, Unknown
 from driftline.frames import Frame
 from driftline.records import decode
+from driftline.rights import in_words
 from driftline.topics import partition_of
 
 log = logging.getLogger("driftline.evaluator")
@@ -83,7 +84,7 @@ class KafkaTransport:
                 compression_type="lz4",
             )
         except (KafkaError, OSError) as error:
-            raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {settings.bootstrap}: {in_words(error)}") from error
         try:
             self._consumer = opened(
                 KafkaConsumer, **common, group_id=None, enable_auto_commit=False, auto_offset_reset="none"
@@ -92,7 +93,7 @@ class KafkaTransport:
             self._consumer.seek_to_beginning(self._source)
         except (KafkaError, OSError) as error:
             self._close_producer(0)
-            raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {settings.bootstrap}: {in_words(error)}") from error
 
     def poll(self, timeout_us: int) -> list[Event | Unknown]:
         from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -106,7 +107,7 @@ class KafkaTransport:
             self._consumer.seek_to_beginning(self._source)
             return []
         except self._error as error:
-            raise Unavailable(f"broker {self._settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {self._settings.bootstrap}: {in_words(error)}") from error
         return [event for records in polled.values() for record in records for event in self._event(record)]
 
     def _event(self, record: Any) -> list[Event | Unknown]:
@@ -121,7 +122,7 @@ class KafkaTransport:
         try:
             return _Futures([self._send(parcel) for parcel in parcels], self._error)
         except self._error as error:
-            raise Unavailable(f"broker {self._settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {self._settings.bootstrap}: {in_words(error)}") from error
 
     def _send(self, parcel: Parcel) -> Any:
         topic = self._settings.topics[parcel.topic]
@@ -167,7 +168,7 @@ class _Futures:
     def done(self) -> bool:
         for future in self._futures:
             if future.is_done and future.failed():
-                raise Unavailable(f"the broker refused a record: {future.exception!r}")
+                raise Unavailable(f"the broker refused a record: {in_words(future.exception)}")
         return all(future.is_done for future in self._futures)
 
 

@@ -28,6 +28,7 @@ from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Refused, Unavailable
 from driftline.producers import forks
 from driftline.producers.transport import Outcome
+from driftline.rights import in_words
 from driftline.topic_rules import Count, few_copies, keyed_by_run, may_send, no_append_time
 from driftline.topics import partition_of
 
@@ -220,7 +221,7 @@ def _stop(producer: Any) -> None:
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__} {error}"[:300]
+    return in_words(f"{type(error).__name__} {error}")
 
 
 def _quieten() -> None:

@@ -39,6 +39,7 @@ from driftline.admin import Retention
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.errors import BadData, Refused, SettingsError, Unavailable
 from driftline.records import Record
+from driftline.rights import in_words
 from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.dead_letters import DeadLetters
@@ -169,7 +170,7 @@ class Sink:
                     if isinstance(error, Refused) and not self._let_in:
                         raise error.at_start() from error
                     self._keep()
-                    self._wait(str(error), stopping)
+                    self._wait(in_words(str(error)), stopping)
                 except Conflict as error:
                     self._counts["conflicts"] += 1
                     self._wait(f"another sink wrote what this one was about to: {error}", stopping)

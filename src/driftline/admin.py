@@ -17,6 +17,7 @@ from driftline import handshake
 from driftline.broker import EMBEDDED_CLUSTER
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
+from driftline.rights import in_words
 from driftline.topic_rules import check_partitions, wrong_time_stamps
 from driftline.topics import SPECS, TopicSpec
 
@@ -56,7 +57,7 @@ def _asking(settings: KafkaSettings) -> Iterator[KafkaAdminClient]:
     try:
         yield client
     except KafkaError as error:
-        raise Unavailable(f"broker {settings.bootstrap}: {error!r}") from error
+        raise Unavailable(f"broker {settings.bootstrap}: {in_words(error)}") from error
     finally:
         client.close()
 

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
+from driftline.rights import in_words
 from driftline.streams.shell.aio_kafka import options
 from driftline.streams.shell.seams import Bounds, OutOfLog
 
@@ -45,7 +46,7 @@ class LogReader:
             await self._consumer.start()
         except KafkaError as error:
             await self._consumer.stop()
-            raise Unavailable(f"broker {self._settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {self._settings.bootstrap}: {in_words(error)}") from error
         self._consumer.assign([self._at])
         return self
 
@@ -59,7 +60,7 @@ class LogReader:
         try:
             start = (await self._consumer.beginning_offsets([self._at]))[self._at]
         except KafkaError as error:
-            raise Unavailable(f"{self._at}: first offset unknown: {error!r}") from error
+            raise Unavailable(f"{self._at}: first offset unknown: {in_words(error)}") from error
         self._consumer.seek(self._at, start)
         async with asyncio.timeout(SILENCE_S):
             while self._consumer.highwater(self._at) is None:
@@ -94,6 +95,6 @@ class LogReader:
         except OffsetOutOfRangeError as error:
             raise OutOfLog(str(error)) from error
         except KafkaError as error:
-            raise Unavailable(f"{self._at}: {error!r}") from error
+            raise Unavailable(f"{self._at}: {in_words(error)}") from error
         batch: list[Any] = found.get(self._at, [])
         return batch

@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeEr
 
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
+from driftline.rights import in_words
 from driftline.streams.shell.aio_kafka import options
 from driftline.streams.shell.seams import Lane, Oversized
 
@@ -55,7 +56,7 @@ class Outbox:
             await self._producer.start()
         except KafkaError as error:
             await self.stop()
-            raise Unavailable(f"broker {self._settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {self._settings.bootstrap}: {in_words(error)}") from error
 
     async def stop(self) -> None:
         """Closes within a bound; what is not delivered then is sent again after the next start."""
@@ -109,7 +110,7 @@ class Outbox:
 
     def _break(self, error: BaseException) -> None:
         if not self.failure.done():
-            self.failure.set_exception(Unavailable(f"a send failed for good: {error!r}"))
+            self.failure.set_exception(Unavailable(f"a send failed for good: {in_words(error)}"))
             self.failure.exception()  # seen: whoever waits raises it again
         self._silence()
 

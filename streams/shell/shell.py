@@ -19,6 +19,7 @@ from driftline.clock import Clock
 from driftline.config import digest
 from driftline.errors import Unavailable
 from driftline.records import Record
+from driftline.rights import in_words
 from driftline.settings import Settings
 from driftline.streams.core import Core
 from driftline.streams.shell import faust_app
@@ -155,7 +156,7 @@ class Shell(Generic[S]):
             await asyncio.sleep(0.2)
         reason = self._app.crash_reason
         if isinstance(reason, KafkaError | FaustError | OSError):
-            raise Unavailable(f"the consumer stopped: {reason!r}") from reason
+            raise Unavailable(f"the consumer stopped: {in_words(reason)}") from reason
         raise reason if reason is not None else Unavailable("the consumer stopped")
 
     async def _report(self) -> None:

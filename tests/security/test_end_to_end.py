@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow.parquet
 import pytest
 from kafka import KafkaConsumer, TopicPartition
@@ -15,28 +14,10 @@ import driftline
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.demo import model
-from driftline.errors import BadData
 from driftline.settings import SdkSettings, Settings
-from driftline.storage.open import open_catalog
 from driftline.topics import SPECS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
-
-
-def written(settings: KafkaSettings) -> dict[str, Any]:
-    """The settings as a user writes them, without secrets."""
-    secrets = ("sasl_password", "ssl_key_password")
-    kafka = {k: v for k, v in msgspec.structs.asdict(settings).items() if v is not None and k not in secrets}
-    return {
-        "kafka": kafka,
-        "sdk": {"flush": "50ms"},
-        "storage": {"commit": "500ms", "catalog": "500ms"},
-        "evaluator": {"device": "cpu", "threads": 1, "announce": "200ms", "nice": 0},
-        "evaluation": {
-            "suites": [{"name": "sums", "target": "driftline.demo.suite:addition", "settings": {"count": 4}}]
-        },
-        "metrics": {"system": []},
-    }
 
 
 def everything_in(settings: KafkaSettings) -> Iterator[bytes]:
@@ -64,22 +45,18 @@ def cells(root: Path) -> Iterator[str]:
             yield path.read_bytes().decode(errors="replace")
 
 
-def ask(root: Path, sql: str) -> list[tuple[Any, ...]]:
-    """Rows of the tables, none where they are not there so far."""
-    try:
-        with open_catalog(root) as catalog:
-            return catalog.rows(sql)
-    except BadData:
-        return []
-
-
 def test_every_part_works_through_tls_and_a_password_that_never_leaves_the_process(
     secure_kafka: Any, support: Any, parts: Callable[..., Any]
 ) -> None:
     """With every log switched on; searched are logs, command lines, topics (so snapshots), tables."""
-    made, until = support("secure_kafka"), support("parts").until
+    made, shared = support("secure_kafka"), support("parts")
+    ask, until = shared.ask, shared.until
     settings = secure_kafka.sasl("scram.", sasl_mechanism="SCRAM-SHA-256")
-    here = parts(written(settings), DRIFTLINE_LOG="debug", DRIFTLINE_KAFKA__SASL_PASSWORD=made.PASSWORD)
+    here = parts(
+        support("parts").written(settings),
+        DRIFTLINE_LOG="debug",
+        DRIFTLINE_KAFKA__SASL_PASSWORD=made.PASSWORD,
+    )
     for role in ("streams", "scheduler", "sink", "evaluator"):
         here.start(role, "--log-level", "debug")
     model.save(model.Adder(width=8, layers=1, heads=1), here.folder / "step-200")
@@ -116,13 +93,14 @@ def test_a_client_certificate_with_a_locked_key_works_for_every_kind_of_client(
     secure_kafka: Any, support: Any, parts: Callable[..., Any], tmp_path: Path
 ) -> None:
     """kafka-python in SDK and sink, Faust and aiokafka in the stream worker."""
-    made, until = support("secure_kafka"), support("parts").until
+    made, shared = support("secure_kafka"), support("parts")
+    ask, until = shared.ask, shared.until
     settings = secure_kafka.mutual(
         "mutual.", ssl_keyfile=str(secure_kafka.authority.locked_key), ssl_key_password=made.KEY_PASSWORD
     )
     file = tmp_path / "key-password"
     file.write_text(made.KEY_PASSWORD + "\n")
-    here = parts(written(settings), DRIFTLINE_KAFKA__SSL_KEY_PASSWORD_FILE=str(file))
+    here = parts(shared.written(settings), DRIFTLINE_KAFKA__SSL_KEY_PASSWORD_FILE=str(file))
     here.start("streams")
     here.start("sink")
     run = driftline.init(settings=Settings(kafka=settings, sdk=SdkSettings(system=())), rank=0)

@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
+
+from driftline.errors import BadData
+from driftline.storage.open import open_catalog
 
 TRAINING = """
 import driftline, pathlib, sys
@@ -84,6 +88,31 @@ class Parts:
         return "\n".join(
             f"--- {path.name}\n{path.read_text()[-most:]}" for path in sorted(self.folder.glob("*.log"))
         )
+
+
+def written(settings: Any) -> dict[str, Any]:
+    """Settings for quick tests of all parts, as a user writes them, of KafkaSettings; without secrets."""
+    secrets = ("sasl_password", "ssl_key_password")
+    kafka = {k: v for k, v in msgspec.structs.asdict(settings).items() if v is not None and k not in secrets}
+    return {
+        "kafka": kafka,
+        "sdk": {"flush": "50ms"},
+        "storage": {"commit": "500ms", "catalog": "500ms"},
+        "evaluator": {"device": "cpu", "threads": 1, "announce": "200ms", "nice": 0},
+        "evaluation": {
+            "suites": [{"name": "sums", "target": "driftline.demo.suite:addition", "settings": {"count": 4}}]
+        },
+        "metrics": {"system": []},
+    }
+
+
+def ask(root: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Rows of the tables, none where they are not there so far."""
+    try:
+        with open_catalog(root) as catalog:
+            return catalog.rows(sql)
+    except BadData:
+        return []
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = 240) -> Any:

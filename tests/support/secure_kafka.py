@@ -3,11 +3,15 @@
 PLAINTEXT   127.0.0.1, between the broker and itself, and for what a test arranges
 SECURE      SASL_SSL with PLAIN and SCRAM-SHA-256: server certificate for 127.0.0.1 only
 MUTUAL      SSL: the client must show a certificate of the same authority
+
+Who comes by PLAINTEXT may do all; the others may, too, until :meth:`SecureKafka.deny`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +33,9 @@ ssl.keystore.location={folder}/server.pem
 ssl.truststore.type=PEM
 ssl.truststore.location={folder}/ca.pem
 listener.name.mutual.ssl.client.auth=required
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+allow.everyone.if.no.acl.found=true
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256
 listener.name.secure.plain.sasl.jaas.config=\
 org.apache.kafka.common.security.plain.PlainLoginModule required user_{user}="{password}";
@@ -92,14 +99,11 @@ class SecureKafka:
         self._add_scram_user()
 
     def _add_scram_user(self) -> None:
-        from kafka.admin import KafkaAdminClient, ScramMechanism, UserScramCredentialUpsertion
+        from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
 
-        client = KafkaAdminClient(bootstrap_servers=self.broker.bootstrap)
-        try:
-            entry = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD.encode())
+        entry = UserScramCredentialUpsertion(USER, ScramMechanism.SCRAM_SHA_256, PASSWORD.encode())
+        with self._admin() as client:
             client.alter_user_scram_credentials([entry])
-        finally:
-            client.close()
 
     def sasl(self, prefix: str, **changes: Any) -> KafkaSettings:
         """Settings with a password (PLAIN unless changed)."""
@@ -128,5 +132,60 @@ class SecureKafka:
         }
         return KafkaSettings(**(given | changes))
 
+    def limit(self, prefix: str) -> None:
+        """From now on the user may do with topics and groups of this prefix what SECURITY.md asks for, and
+        nothing else with the cluster."""
+        with self._admin() as client:
+            client.create_acls(self._rights(prefix))
+
+    def unlimit(self, prefix: str) -> None:
+        """Takes :meth:`limit` back."""
+        with self._admin() as client:
+            client.delete_acls(self._rights(prefix))
+
+    def deny(self, prefix: str) -> None:
+        """From now on the user may do nothing with topics of this prefix."""
+        with self._admin() as client:
+            client.create_acls([_acl(USER, "ALL", "DENY", "TOPIC", prefix)])
+
+    def allow(self, prefix: str) -> None:
+        """Takes :meth:`deny` back."""
+        with self._admin() as client:
+            client.delete_acls([_acl(USER, "ALL", "DENY", "TOPIC", prefix)])
+
+    @staticmethod
+    def _rights(prefix: str) -> list[Any]:
+        topics = ("DESCRIBE", "DESCRIBE_CONFIGS", "CREATE", "READ", "WRITE")
+        return [
+            *(_acl(USER, right, "ALLOW", "TOPIC", prefix) for right in topics),
+            _acl(USER, "READ", "ALLOW", "GROUP", prefix),
+            _acl("nobody", "ALL", "ALLOW", "CLUSTER", "kafka-cluster"),  # so that only nobody may
+        ]
+
+    @contextlib.contextmanager
+    def _admin(self) -> Iterator[Any]:
+        from kafka.admin import KafkaAdminClient
+
+        client = KafkaAdminClient(bootstrap_servers=self.broker.bootstrap)
+        try:
+            yield client
+        finally:
+            client.close()
+
     def close(self) -> None:
         self.broker.close()
+
+
+def _acl(user: str, right: str, permission: str, kind: str, name: str) -> Any:
+    from kafka.admin import (
+        ACL,
+        ACLOperation,
+        ACLPermissionType,
+        ACLResourcePatternType,
+        ResourcePattern,
+        ResourceType,
+    )
+
+    pattern = ACLResourcePatternType.LITERAL if kind == "CLUSTER" else ACLResourcePatternType.PREFIXED
+    resource = ResourcePattern(ResourceType[kind], name, pattern)
+    return ACL(f"User:{user}", "*", ACLOperation[right], ACLPermissionType[permission], resource)

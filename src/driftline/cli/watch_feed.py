@@ -15,6 +15,7 @@ from driftline.admin import is_embedded, no_broker, offsets
 from driftline.cli.watch_state import WATCHED, WatchState
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
+from driftline.rights import in_words
 
 NEWEST_PER_PARTITION = 3_000
 
@@ -69,7 +70,7 @@ class Feed:
                 return 0
             polled = self._consumer.poll(timeout_ms=max(1, int(timeout_s * 1000)))
         except (self._error, OSError) as error:
-            raise Unavailable(f"broker {self._settings.bootstrap}: {error!r}") from error
+            raise Unavailable(f"broker {self._settings.bootstrap}: {in_words(error)}") from error
         count = 0
         for place, records in polled.items():
             for record in records:
