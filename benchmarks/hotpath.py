@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/hotpath.py [--quick] [--calls N]
 
 A dict of 20 floats per step, 100,000 calls back to back, each timed with ``perf_counter_ns``: first the JSON
-line (``json.dumps``, ``write``, ``flush`` to a file), then the SDK with its real thread and a real broker:
-the one of ``DRIFTLINE_BOOTSTRAP``, else the embedded one, else (``broker`` "memory") none. Every variant
-runs in its own process, alternated and repeated; the median of the repetitions is reported, and ``*_runs``
-has all. Afterwards the topic is read back with a plain consumer and the samples in its frames are counted:
-``sent`` and ``arrived`` must be equal.
+line (``json.dumps``, ``write``, ``flush`` to a file), then the SDK with its real thread and a real broker,
+without a disk spool (``unspooled``) and with it (``ours``). The broker is the one of ``DRIFTLINE_BOOTSTRAP``,
+else the embedded one, else (``broker`` "memory") none. Every variant runs in its own process, alternated and
+repeated; the median of the repetitions is reported, and ``*_runs`` has all. Afterwards the topic is read back
+with a plain consumer and the samples in its frames are counted: ``sent`` and ``arrived`` must be equal.
 
 Back to back is the worst case for a queue: 100,000 calls are 2 million samples in a fraction of a second,
 more than the default queue of 1 million, so ``queue_samples`` and ``buffer_bytes`` are raised here; nothing
@@ -16,8 +16,9 @@ then, so a call takes longer).
 
 The last line is one flat JSON object. Fields in microseconds: ``ours_p50_us``, ``ours_p99_us``,
 ``ours_p999_us``, ``ours_max_us``, ``jsonl_p50_us``, ``jsonl_p99_us``, ``paced_p50_us``, ``paced_p99_us``,
-``timer_p50_us`` (an empty call, contained in all of them); ``ratio`` is JSON line over ours, at p50;
-``deliver_s`` is the time from the last call until the broker had everything.
+``unspooled_p50_us``, ``unspooled_p99_us``, ``timer_p50_us`` (an empty call, contained in all of them);
+``ratio`` is JSON line over ours, at p50; ``deliver_s`` is the time from the last call until the broker had
+everything.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def run_jsonl(calls: int) -> dict[str, Any]:
     return percentiles("jsonl", taken) | percentiles("timer", timed(lambda values, step: None, calls))
 
 
-def run_ours(calls: int, bootstrap: str, prefix: str) -> dict[str, Any]:
+def run_ours(calls: int, bootstrap: str, prefix: str, *, spool: bool) -> dict[str, Any]:
     import driftline
     from driftline.connection import KafkaSettings
     from driftline.producers.transport import MemoryTransport
@@ -91,6 +92,8 @@ def run_ours(calls: int, bootstrap: str, prefix: str) -> dict[str, Any]:
         kafka=KafkaSettings(bootstrap=bootstrap or "127.0.0.1:1", prefix=prefix),
         sdk=SdkSettings(queue_samples=3 * KEYS * calls, buffer_bytes=512 << 20, exit_us=60_000_000),
     )
+    if not spool:
+        settings = msgspec.structs.replace(settings, sdk=msgspec.structs.replace(settings.sdk, spool_bytes=0))
     transport = None if bootstrap else MemoryTransport()
     run = driftline.init("hotpath", settings=settings, transport=transport)
     run.log({"warm": 1.0}, step=0)
@@ -179,22 +182,24 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one repetition instead of three")
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--variant", choices=["ours", "jsonl"], help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=["ours", "unspooled", "jsonl"], help=argparse.SUPPRESS)
     parser.add_argument("--bootstrap", default="", help=argparse.SUPPRESS)
     parser.add_argument("--prefix", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.variant == "jsonl":
         print(json.dumps(run_jsonl(asked.calls)))
-    elif asked.variant == "ours":
-        print(json.dumps(run_ours(asked.calls, asked.bootstrap, asked.prefix)))
+    elif asked.variant:
+        spool = asked.variant == "ours"
+        print(json.dumps(run_ours(asked.calls, asked.bootstrap, asked.prefix, spool=spool)))
     else:
         print(json.dumps(compare(asked.calls, 1 if asked.quick else 3)))
 
 
 def compare(calls: int, repetitions: int) -> dict[str, Any]:
-    """Both variants in turn; the medians over the repetitions."""
+    """The variants in turn; the medians over the repetitions."""
     jsonl: list[dict[str, Any]] = []
     ours: list[dict[str, Any]] = []
+    unspooled: list[dict[str, Any]] = []
     with broker() as (kind, bootstrap):
         prefix = f"hotpath-{os.getpid()}."
         if bootstrap:
@@ -204,18 +209,21 @@ def compare(calls: int, repetitions: int) -> dict[str, Any]:
             ensure_topics(msgspec.structs.replace(KafkaSettings(), bootstrap=bootstrap, prefix=prefix))
         for _ in range(repetitions):
             jsonl.append(child("--variant", "jsonl", "--calls", str(calls)))
-            found = child(
-                "--variant", "ours", "--calls", str(calls), "--bootstrap", bootstrap, "--prefix", prefix
+            where = ("--calls", str(calls), "--bootstrap", bootstrap, "--prefix", prefix)
+            without = child("--variant", "unspooled", *where)
+            unspooled.append(
+                {f"unspooled_{field}": without[f"ours_{field}"] for field in ("p50_us", "p99_us")}
             )
+            found = child("--variant", "ours", *where)
             found["arrived"] = (
                 count_arrived(bootstrap, prefix, found.pop("run"), found.pop("process"))
                 if bootstrap
                 else found["acknowledged"]
             )
             ours.append(found)
-            print(f"jsonl {jsonl[-1]}\nours  {found}", file=sys.stderr)
+            print(f"jsonl {jsonl[-1]}\nunspooled {unspooled[-1]}\nours  {found}", file=sys.stderr)
     result: dict[str, Any] = {"calls": calls, "keys": KEYS, "repetitions": repetitions, "broker": kind}
-    for rows in (ours, jsonl):
+    for rows in (ours, unspooled, jsonl):
         for field in rows[0]:
             if field.endswith(("_us", "_s")):
                 result[field] = round(statistics.median(row[field] for row in rows), 3)

@@ -58,7 +58,7 @@ def test_every_table_of_rows_has_the_columns_of_its_schema(make: Any) -> None:
     feed(rows, make.alert(0), source=Source("alerts", "a"))
     feed(rows, make.items("l", 0, 2), source=Source("eval-items", "i"))
     taken = rows.take()
-    assert set(taken) == set(TABLES)
+    assert set(taken) == set(TABLES) - {"gaps"}  # which comes from no record
     for name, table in taken.items():
         plain = [pa.utf8() if pa.types.is_dictionary(kind) else kind for kind in table.schema.types]
         assert dict(zip(table.column_names, plain, strict=True)) == {
