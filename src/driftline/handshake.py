@@ -124,12 +124,13 @@ def _connected(server: str, end_s: float) -> Iterator[socket.socket]:
 def _address(server: str) -> tuple[str, int]:
     """Host and port, as kafka-python reads them. Raises ValueError for a port that is no number.
 
-    >>> _address("PLAINTEXT://[::1]:9093"), _address("k1")
-    (('::1', 9093), ('k1', 9092))
+    >>> _address("PLAINTEXT://[::1]:9093"), _address("SSL://k1"), _address("[::1]")
+    (('::1', 9093), ('k1', 9092), ('::1', 9092))
     """
-    host, colon, port = server.rpartition("://")[2].rpartition(":")
+    named = server.rpartition("://")[2]
+    host, colon, port = named.rpartition(":")
     if not colon or port.endswith("]"):
-        host, port = server, "9092"
+        host, port = named, "9092"
     return host.strip("[]"), int(port)
 
 
