@@ -16,7 +16,8 @@ from driftline.clock import ManualClock
 from driftline.connection import KafkaSettings
 from driftline.errors import Unavailable
 from driftline.producers.counters import Counters, Notes
-from driftline.producers.disk import Disk, FileDisk, MemoryDisk
+from driftline.producers.disk import Disk, FileDisk
+from driftline.producers.memory_disk import MemoryDisk
 from driftline.producers.spool import Spool
 from driftline.producers.spool_format import Header
 from driftline.producers.transport import MemoryTransport
