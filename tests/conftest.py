@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,10 @@ if os.environ.get("CI"):
 # What tests spool goes to a folder of their own, never to that of the person who runs them.
 _STATE = tempfile.TemporaryDirectory(prefix="driftline-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+# A shell starts what it puts in the background with SIGINT ignored, and children would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SUPPORT = Path(__file__).parent / "support"
 _PREFIXES = itertools.count()
