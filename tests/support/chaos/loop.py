@@ -7,6 +7,7 @@ they strike while another process recovers. What is random comes from the seed; 
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -218,7 +219,10 @@ class Loop:
             self._after(0.2, lambda: self._start_when_stopped(actor, fault, limit))
 
     def _judge_exit(self, actor: Actor) -> None:
-        if code := actor.running.returncode:
+        code = actor.running.returncode
+        if code == -signal.SIGTERM and not actor.text():
+            return  # told while Python was still importing: it had no handler yet, and has done nothing
+        if code:
             self.report.problems.append(
                 f"{actor.name} ended with {code} after SIGTERM: {actor.text()[-600:]}"
             )
