@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -32,22 +31,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
-
-
-def _support(name: str) -> ModuleType:
-    """A module or package of tests/support."""
-    path = SUPPORT / name / "__init__.py" if (SUPPORT / name).is_dir() else SUPPORT / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+from support import load
 
 
 @contextlib.contextmanager
@@ -56,7 +42,7 @@ def _kafka(brokers: int) -> Iterator[tuple[str, Any]]:
     if brokers == 1 and (bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP")):
         yield bootstrap, None
         return
-    support = _support("jvm_kafka")
+    support = load("jvm_kafka")
     with support.JvmKafka() if brokers == 1 else support.JvmCluster(nodes=brokers) as broker:
         yield broker.bootstrap, None if brokers == 1 else broker
 
@@ -74,7 +60,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="only the JSON line on standard output")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
-    chaos = _support("chaos")
+    chaos = load("chaos")
     from driftline.connection import KafkaSettings
 
     def say(line: str) -> None:

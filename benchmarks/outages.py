@@ -28,7 +28,6 @@ shown). The last line is all of it as JSON.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
@@ -36,10 +35,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-SUPPORT = Path(__file__).resolve().parents[1] / "tests" / "support"
+from support import load
+
 METRICS = 10
 PACE = "pace 0.002"
 FLOODED = {"buffer_bytes": 2 << 20, "spool_bytes": 4 << 20}
@@ -49,18 +48,8 @@ KINDS = {
 }
 
 
-def _support(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, SUPPORT / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-outage = _support("outage")
-jvm_kafka = _support("jvm_kafka")
+outage = load("outage")
+jvm_kafka = load("jvm_kafka")
 
 
 class Bench:

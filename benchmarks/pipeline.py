@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -33,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from support import load
 
 RANKS = 64
 PRODUCERS = 2
@@ -304,14 +304,7 @@ def _kafka() -> Iterator[tuple[str, psutil.Process | None]]:
     if bootstrap := os.environ.get("DRIFTLINE_TEST_BOOTSTRAP"):
         yield bootstrap, None
         return
-    path = HERE.parent / "tests" / "support" / "jvm_kafka.py"
-    spec = importlib.util.spec_from_file_location("jvm_kafka", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["jvm_kafka"] = module
-    spec.loader.exec_module(module)
-    with module.JvmKafka(quick_start=False) as broker:
+    with load("jvm_kafka").JvmKafka(quick_start=False) as broker:
         yield broker.bootstrap, psutil.Process(broker.process.pid)
 
 

@@ -60,7 +60,9 @@ class KafkaTransport:
             self._connect(end_s)
         # A producer that only lacks the topic is kept for the next attempt: making one is dear.
         count = self._count(self._topic, end_s)
-        if not isinstance(count, int):
+        if count == "hidden":
+            raise Unavailable(in_words(f"TopicAuthorizationFailedError {self._topic}"))
+        if count is None:
             raise Unavailable(
                 f"{self._settings.bootstrap} shows no topic {self._topic} yet (missing, or no permission); "
                 "`driftline streams` makes the topics"

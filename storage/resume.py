@@ -46,7 +46,7 @@ def read_seen(
         )
         db.register("starts", positions)
         _earlier(db, telemetry_uuid, version)
-        _processes(db, seen, telemetry_uuid)
+        _processes(db, seen)
         _accepted(db, seen, telemetry_uuid)
         for name in OUTPUT_TABLES:
             _outputs(db, seen, name)
@@ -69,7 +69,7 @@ def _earlier(db: duckdb.DuckDBPyConnection, uuid: str, version: Version) -> None
     db.register("rows_of", pa.table({"kind": list(ROWS_OF), "own": list(ROWS_OF.values())}))
 
 
-def _processes(db: duckdb.DuckDBPyConnection, seen: Seen, uuid: str) -> None:
+def _processes(db: duckdb.DuckDBPyConnection, seen: Seen) -> None:
     """All partitions of a topic that is gone count: it may have had another number of them."""
     db.execute(
         """

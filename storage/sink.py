@@ -170,7 +170,7 @@ class Sink:
                     if isinstance(error, Refused) and not self._let_in:
                         raise error.at_start() from error
                     self._keep()
-                    self._wait(in_words(str(error)), stopping)
+                    self._wait(_in_words(error), stopping)
                 except Conflict as error:
                     self._counts["conflicts"] += 1
                     self._wait(f"another sink wrote what this one was about to: {error}", stopping)
@@ -313,7 +313,7 @@ class Sink:
         except Conflict:
             self._counts["conflicts"] += 1  # the others were faster: what waited they have read, or will
         except (Unavailable, KafkaError) as error:
-            trouble = f"what was read is not stored yet: {error}"
+            trouble = f"what was read is not stored yet: {_in_words(error)}"
             if line := self._trouble.line(trouble, self._clock.steady_us()):
                 self._say(f"sink: {line}")
 
@@ -347,6 +347,11 @@ class Sink:
         self._say(
             "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])
         )
+
+
+def _in_words(error: Unavailable | KafkaError) -> str:
+    """Ours are words already."""
+    return str(error) if isinstance(error, Unavailable) else in_words(error)
 
 
 def _to_stderr(line: str) -> None:

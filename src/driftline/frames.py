@@ -46,7 +46,8 @@ _INT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "i8", "f8"))
 
 
 class Frame(NamedTuple):
-    """A decoded frame; the arrays have one entry per sample and must not be written to."""
+    """A decoded frame; the arrays have one entry per sample. Arrays and names must not be changed: others may
+    share them."""
 
     run: str
     process: str
@@ -153,7 +154,7 @@ def _filled(
 
 
 def read(payload: bytes) -> Frame:
-    """The same as :func:`decode`, by Arrow alone, whatever was seen before; about ten times slower."""
+    """The same as :func:`decode`, by Arrow alone, whatever was seen before; several times slower."""
     try:
         reader = pa.ipc.open_stream(payload)
         schema = reader.schema

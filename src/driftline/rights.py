@@ -5,7 +5,6 @@ from __future__ import annotations
 MAX_CHARS = 500
 _MAX_DENIED_CHARS = 160
 """Clients quote the whole request."""
-_LACKING = "this login lacks a right"
 
 
 def in_words(error: object) -> str:
@@ -17,9 +16,9 @@ def in_words(error: object) -> str:
     'this login lacks a right'
     """
     text = " ".join((error if isinstance(error, str) else repr(error)).split())
-    if "AuthorizationFailed" not in text or _LACKING in text:
+    if "AuthorizationFailed" not in text:
         return text[:MAX_CHARS]
     return (
-        f"{_LACKING}: {text[:_MAX_DENIED_CHARS]}; have it granted (SECURITY.md lists the "
+        f"this login lacks a right: {text[:_MAX_DENIED_CHARS]}; have it granted (SECURITY.md lists the "
         "rights, or ACLs, that are needed), then this goes on by itself"
     )

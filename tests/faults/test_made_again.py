@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,21 +13,10 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from driftline import admin, frames, records
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
-from driftline.errors import BadData
-from driftline.storage.open import open_catalog
 from driftline.topics import partition_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 FED = ("telemetry", "windows", "facts", "alerts", "eval-items")
-
-
-def ask(root: Path, sql: str) -> list[tuple[Any, ...]]:
-    """Rows of the tables, none where they are not there so far."""
-    try:
-        with open_catalog(root) as catalog:
-            return catalog.rows(sql)
-    except BadData:
-        return []
 
 
 def make_again(kafka: KafkaSettings, until: Callable[..., Any]) -> None:
@@ -71,7 +59,8 @@ def test_topics_made_again_under_all_parts_store_nothing_twice_and_lose_nothing_
 ) -> None:
     """Once while all parts run and once while the sink is stopped; and what the old topic had acknowledged
     comes again, as after lost acknowledgements."""
-    until, outage = support("parts").until, support("outage")
+    shared, outage = support("parts"), support("outage")
+    ask, until = shared.ask, shared.until
     settings = kafka.settings(partitions=2)
     ensure_topics(settings)
     plain = {name: value for name, value in msgspec.structs.asdict(settings).items() if value is not None}
