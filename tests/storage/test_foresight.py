@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from driftline.admin import Retention
@@ -36,8 +38,6 @@ FACTS, ALERTS = Spot("facts", "u", 0), Spot("alerts", "u", 0)
 def test_it_says_so_beyond_half_of_what_the_topic_keeps(
     kept: Retention, unread: Unread, expected: str | None
 ) -> None:
-    import re
-
     found = warnings({FACTS: unread, ALERTS: unread}, {"facts": kept}, 10 * HOUR, "p.")
     assert len(found) == (expected is not None)
     if expected:
