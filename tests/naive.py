@@ -1,6 +1,7 @@
 """The slow, obvious oracle of windows: one record at a time, one sample at a time, with exact numbers.
 
-``run(records, config)`` gives the rows of ``windows`` that the pipeline must give, as a list of dicts.
+``run(records, config)`` gives the rows of ``windows`` that the pipeline must give, as a list of dicts;
+``follow(records, config)`` gives them record by record, with the facts on late and on future-dated samples.
 ``differences(rows, outputs)`` compares them with what the pipeline put out. ``make_log(seed)`` makes a small
 random log with everything odd in it. Nothing here is shared with the code under test but the wire format.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -84,7 +85,7 @@ class Process:
         self.attempt, self.rank, self.seen = attempt, rank, now
         self.role, self.host, self.seq = "trainer", "", -1
         self.started: int | None = None
-        self.ended = self.idle = self.parked = self.stray = False
+        self.ended = self.idle = self.parked = self.stray = self.ahead = False
 
 
 class Attempt:
@@ -112,6 +113,8 @@ class Naive:
         self.attempts = [Attempt(config, now)]
         self.processes: dict[str, Process] = {}
         self.rows: list[Row] = []
+        self.told: list[Row] = []
+        self.late: dict[tuple[int, str, str | None], list[int]] = {}  # (attempt, axis, metric): positions
         self.last = now
         self.dormant = False
 
@@ -137,6 +140,8 @@ class Naive:
         process.seq = content.seq
         self.lives(content.process)
         if process.parked:
+            if isinstance(content, frames.Frame) and len(content.metric):
+                self.late.setdefault((process.attempt, "time", None), []).extend(content.time_us.tolist())
             return
         attempt = self.attempts[process.attempt]
         if isinstance(content, frames.Frame):
@@ -264,6 +269,7 @@ class Naive:
         rank = process.rank if frame.rank is None else frame.rank
         columns = frame.metric, frame.step, frame.time_us, frame.value, frame.weight
         samples = list(zip(*(column.tolist() for column in columns), strict=True))
+        self.future(attempt, process, frame, reference)
         for metric, *_ in samples:
             for group in self.groups(process, rank, frame.names[metric]):
                 attempt.part.setdefault((group, frame.names[metric]), set()).add(frame.process)
@@ -280,6 +286,8 @@ class Naive:
                     reached.append(position)
                 if position // axis.pane < boundary:
                     axis.late += 1
+                    late = (self.attempts.index(attempt), name, frame.names[metric])
+                    self.late.setdefault(late, []).append(position)
                     continue
                 if (
                     not honest
@@ -300,6 +308,23 @@ class Naive:
             if len(open_panes) > MAX_OPEN:
                 axis.closed = sorted(open_panes)[-MAX_OPEN]
                 self.windows(attempt, axis, axis.closed * axis.pane)
+
+    def future(self, attempt: Attempt, process: Process, frame: frames.Frame, reference: int) -> None:
+        """The first samples of a process that are dated ahead are told of."""
+        ahead = [at for at in frame.time_us.tolist() if at > reference + self.config.future_skew_us]
+        if ahead and not process.ahead:
+            process.ahead = True
+            where = {"run": self.name, "attempt": self.attempts.index(attempt), "process": frame.process}
+            span = {"start": min(ahead), "end": max(ahead) + 1, "count": len(ahead)}
+            self.told.append({"what": "future", "metric": None, "axis": "time"} | where | span)
+
+    def tell_late(self, attempt: int | None = None) -> None:
+        """What came late since the last time, of one attempt or of all."""
+        for key in [key for key in self.late if attempt in (None, key[0])]:
+            places = self.late.pop(key)
+            where = {"run": self.name, "attempt": key[0], "axis": key[1], "metric": key[2], "process": None}
+            span = {"start": min(places), "end": max(places) + 1, "count": len(places)}
+            self.told.append({"what": "late"} | where | span)
 
     def groups(self, process: Process, rank: int | None, metric: str) -> list[str]:
         groups = [""]
@@ -334,6 +359,7 @@ class Naive:
         for attempt in self.attempts:
             if not attempt.gone and not self.over(attempt):
                 self.move(attempt)
+        self.tell_late()
         self.expire()
 
     def expire(self) -> None:
@@ -402,6 +428,7 @@ class Naive:
             open_panes = [pane for pane, _, _ in axis.cells if pane >= axis.closed]
             axis.closed = max([axis.closed, *(pane + 1 for pane in open_panes)])
             self.windows(attempt, axis, None)
+        self.tell_late(self.attempts.index(attempt))
 
     def windows(self, attempt: Attempt, axis: Axis, until: int | None) -> None:
         """All windows that end after those that are out, up to ``until``, with a sample in closed panes."""
@@ -510,6 +537,16 @@ def quantile(ordered: list[float], q: float) -> float:
 
 def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row]:
     """Rows of all windows that the log closes. The configuration is the one given, from the start."""
+    return [row for _, rows, _ in follow(log, config) for row in rows]
+
+
+def follow(
+    log: Iterable[Record], config: PipelineConfig | None = None
+) -> Iterator[tuple[int, list[Row], list[Row]]]:
+    """After each record its offset, the rows that it closes, what is told of late and future-dated samples.
+
+    So each prefix of the log is judged by itself.
+    """
     config = config or PipelineConfig()
     runs: dict[str, Naive] = {}
     last_tick: int | None = None
@@ -539,7 +576,16 @@ def run(log: Iterable[Record], config: PipelineConfig | None = None) -> list[Row
                 now = max(now, last_tick)
             one.now = max(one.now, now)
             runs[content.run].take(content, time)
-    return [row for each in runs.values() for row in each.rows]
+        yield (
+            record.offset,
+            [r for one in runs.values() for r in _drain(one.rows)],
+            [fact for one in runs.values() for fact in _drain(one.told)],
+        )
+
+
+def _drain(some: list[Row]) -> list[Row]:
+    taken, some[:] = some[:], []
+    return taken
 
 
 # --- comparing ---------------------------------------------------------------------------------------------
