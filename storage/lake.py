@@ -24,7 +24,7 @@ from urllib.parse import unquote
 import deltalake
 import duckdb
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, Schema, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from driftline.errors import BadData, SettingsError, Unavailable
@@ -34,7 +34,7 @@ from driftline.storage.resume import READ, read_seen
 from driftline.storage.seen import Seen
 from driftline.storage.store import Conflict
 from driftline.storage.table_log import empty_commit, fault, set_aside_torn_end
-from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
+from driftline.storage.tables import TABLES, TIME, Table, TableName, sorts_well
 
 COMPACT_FILES = 32
 """A table is compacted when it has so many more files than after the last compaction: each file in a table
@@ -271,11 +271,24 @@ class Lake:
             ) from error
         if empty := empty_commit(path, handle.version()):
             raise BadData(_EMPTY.format(empty))
-        found = {field.name for field in handle.schema().fields}
-        missing = [column.name for column in table.columns if column.name not in found]
-        if missing:
-            raise BadData(f"{path} lacks the columns {', '.join(missing)}: it was made by another version")
+        self._complete(path, table, handle)
         return handle
+
+    def _complete(self, path: Path, table: Table, handle: DeltaTable) -> None:
+        """Adds columns that an earlier version did not have; other tables are refused."""
+        found = {field.name for field in handle.schema().fields}
+        missing = [column for column in table.columns if column.name not in found]
+        foreign = [column.name for column in missing if not column.later]
+        if foreign:
+            raise BadData(f"{path} lacks the columns {', '.join(foreign)}: it was made by another program")
+        if not missing:
+            return
+        schema = Schema.from_arrow(pa.schema([pa.field(column.name, column.type) for column in missing]))
+        try:
+            handle.alter.add_columns(schema.fields)
+        except CommitFailedError:  # another sink was first
+            handle.update_incremental()
+            self._complete(path, table, handle)
 
 
 class _Full:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from driftline.storage.tables import TABLES, TIME, TableName
+from driftline.storage.tables import TABLES, TIME, Column, TableName
 
 SQL_TYPES = {
     pa.utf8(): "VARCHAR",
@@ -49,9 +49,19 @@ def path(file: str) -> str:
 def source(name: TableName, files: Sequence[str]) -> str:
     """A parenthesised query that gives exactly the table's columns, from these files; also from none."""
     columns = TABLES[name].columns
+    empty = _empty(columns)
     if not files:
-        empty = ", ".join(f"NULL::{SQL_TYPES[c.type]} AS {identifier(c.name)}" for c in columns)
-        return f"(SELECT {empty} WHERE false)"
+        return f"({empty})"
     chosen = ", ".join(identifier(column.name) for column in columns)
     listed = ", ".join(path(file) for file in files)
-    return f"(SELECT {chosen} FROM read_parquet([{listed}], hive_partitioning = false))"
+    later = [column for column in columns if column.later]
+    if not later:
+        return f"(SELECT {chosen} FROM read_parquet([{listed}], hive_partitioning = false))"
+    read = f"FROM read_parquet([{listed}], hive_partitioning = false, union_by_name = true)"
+    return f"(SELECT {chosen} FROM ({read} UNION ALL BY NAME {_empty(later)}))"
+
+
+def _empty(columns: Sequence[Column]) -> str:
+    """No rows of these columns; joined by name to files that may lack some, it gives them."""
+    listed = ", ".join(f"NULL::{SQL_TYPES[c.type]} AS {identifier(c.name)}" for c in columns)
+    return f"SELECT {listed} WHERE false"

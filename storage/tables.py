@@ -53,6 +53,8 @@ class Column(NamedTuple):
     name: str
     type: pa.DataType
     says: str
+    later: bool = False
+    """Tables of earlier versions lack it; it is added to them, null in their rows."""
 
 
 class Table(NamedTuple):
@@ -125,13 +127,14 @@ _WINDOW_SAYS = {
     "revision": "0 live, higher from a repair; views take the highest",
     "count": "samples, non-finite ones too",
     "weight": "sum of the weights of the finite samples",
+    "sum": "sum of the finite samples, without weights; null in rows of versions that did not have it",
     "nan": "samples that are NaN",
     "inf": "samples that are infinite",
     "mean": "weighted, finite samples",
     "std": "weighted, population",
     "min": "smallest finite value",
     "max": "largest finite value",
-    "p50": "median of the finite samples, weighted (from a histogram)",
+    "p50": "median of the finite samples, unweighted (from a histogram)",
     "p95": "95th percentile, likewise",
     "p99": "99th percentile, likewise",
     "min_rank": "rank that gave the smallest value",
@@ -150,7 +153,7 @@ _WINDOWS = Table(
         _RUN,
         _ATTEMPT,
         *(
-            Column(field.name, field.type, _WINDOW_SAYS[field.name])
+            Column(field.name, field.type, _WINDOW_SAYS[field.name], later=field.name in window_rows.LATER)
             for field in window_rows.SCHEMA
             if field.name not in ("run", "attempt")
         ),

@@ -13,10 +13,11 @@ import numpy as np
 
 from driftline import frames
 from driftline.config import Axis
-from driftline.streams.aggregates import I64, NO_RANK, Bool, Samples
+from driftline.streams.aggregates import I64, NO_RANK, U8, Batch, Bool, Placed
 from driftline.streams.attempts import AXES, Attempt, Process
 from driftline.streams.closing import Closing, Moment, close
-from driftline.streams.panes import MAX_OPEN_PANES, PANE_LIMIT, POSITION_LIMIT, OpenPanes
+from driftline.streams.kernels import fold as kernel
+from driftline.streams.panes import MAX_OPEN_PANES, OpenPanes
 from driftline.streams.participants import FrameMap
 from driftline.streams.views import NonFinite
 
@@ -39,122 +40,141 @@ class Arrival(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Samples of all frames in log order."""
+    """Samples of all frames in log order, and where they lie."""
 
     arrivals: list[Arrival]
-    starts: I64
-    frame: I64
-    """The frame of each sample."""
-    series: I64
+    samples: Batch
+    """With the series of the whole run."""
+    groups: list[Batch]
+    """The same samples, for each kind of group that any frame asks for."""
     step: I64
     time_us: I64
-    samples: Samples
-    groups: list[tuple[I64, I64]]
-    """Per kind of group: samples that have a series there, and that series."""
+    pane: dict[Axis, I64]
+    flags: U8
+    reach: I64
+    """Rows of ``kernel.survey``: lowest and highest time, lowest and highest step of each frame."""
+    found: list[int]
+    """What ``kernel.survey`` found over all."""
+
+    def span(self, axis: Axis) -> tuple[int, int]:
+        """Lowest and highest pane; the first is higher where there is none."""
+        at = kernel.LOW_TIME if axis == "time" else kernel.LOW_STEP
+        return self.found[at], self.found[at + 1]
+
+    def on(self, axis: Axis) -> Bool:
+        """Which samples lie on the axis, within its limits."""
+        on: Bool = (self.flags & _FLAG[axis]) != 0
+        return on
+
+    def ahead(self, axis: Axis) -> Bool:
+        """Which of them are dated ahead (on the time axis)."""
+        if axis == "step":
+            return np.zeros(len(self.flags), np.bool_)
+        ahead: Bool = (self.flags & kernel.AHEAD) != 0
+        return ahead
+
+    def position(self, axis: Axis) -> I64:
+        return self.time_us if axis == "time" else self.step
+
+    def frames(self) -> I64:
+        """The frame of each sample."""
+        return np.repeat(np.arange(len(self.arrivals)), np.diff(self.samples.starts))
+
+    def series(self) -> I64:
+        """The whole-run series of each sample, -1 where there is none."""
+        some = self.samples
+        series: I64 = some.maps[np.repeat(some.offsets, np.diff(some.starts)) + some.metric]
+        return series
+
+
+_FLAG: dict[Axis, int] = {"time": kernel.VALID_TIME, "step": kernel.VALID_STEP}
 
 
 def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int) -> None:
     """Applies frames (with samples) of one attempt."""
-    batch = _gather(arrivals)
-    panes = {
-        "time": batch.time_us // attempt.axes["time"].plan.pane,
-        "step": np.where(batch.step == frames.NO_STEP, 0, batch.step) // attempt.axes["step"].plan.pane,
-    }
-    valid = {axis: _valid(batch, axis, panes[axis]) for axis in AXES}
-    ahead = batch.time_us > _per_frame(arrivals, skew_us)[batch.frame]
-    far: dict[Axis, Bool] = {"time": ahead, "step": np.zeros(len(ahead), np.bool_)}
-    crowded = not all(attempt.axes[a].open.room(panes[a][valid[a]], far[a][valid[a]]) for a in AXES)
+    batch = _gather(attempt, arrivals, skew_us)
+    crowded = not all(_has_room(attempt, batch, axis) for axis in AXES)
     if crowded and len(arrivals) > 1:
         half = len(arrivals) // 2
         take(moment, attempt, arrivals[:half], skew_us)
         take(moment, attempt, arrivals[half:], skew_us)
         return
-    _tell_ahead(moment, attempt, batch, ahead & valid["time"])
-    reach: dict[Axis, tuple[list[int], list[int]]] = {
-        "time": _reach(batch.time_us, valid["time"] & ~ahead, batch.starts),
-        "step": _reach(batch.step, valid["step"], batch.starts),
-    }
-    before, closings = _follow(moment, attempt, arrivals, reach)
+    if batch.found[kernel.ANY_AHEAD]:
+        _tell_ahead(moment, attempt, batch)
+    before, closings = _follow(moment, attempt, batch)
     for axis in AXES:
-        _fold(moment, attempt, axis, batch, panes[axis], valid[axis], far[axis], before[axis])
+        _fold(moment, attempt, axis, batch, before[axis], crowded=crowded)
     if crowded:
         closings = [_make_room(moment, attempt, arrivals[0], closings[0])]
     _in_order(moment, attempt, batch, closings)
 
 
-def _gather(arrivals: list[Arrival]) -> _Batch:
-    counts = [len(a.frame.metric) for a in arrivals]
-    starts = np.cumsum([0, *counts[:-1]])
-    frame = np.repeat(np.arange(len(arrivals)), counts)
-    number = np.array([a.process.number for a in arrivals], np.int64)
+def _gather(attempt: Attempt, arrivals: list[Arrival], skew_us: int) -> _Batch:
+    frames_of = [a.frame for a in arrivals]
+    counts = [len(frame.metric) for frame in frames_of]
+    starts = np.cumsum([0, *counts])
+    maps = [a.series.run for a in arrivals]
     ranks = [a.process.rank if a.frame.rank is None else a.frame.rank for a in arrivals]
-    rank = np.array([NO_RANK if r is None else r for r in ranks], np.int32)
-    return _Batch(
-        arrivals=arrivals,
+    samples = Batch(
         starts=starts,
-        frame=frame,
-        series=np.concatenate([a.series.run[a.frame.metric] for a in arrivals]),
-        step=np.concatenate([a.frame.step for a in arrivals]),
-        time_us=np.concatenate([a.frame.time_us for a in arrivals]),
-        samples=Samples(
-            value=np.concatenate([a.frame.value for a in arrivals]),
-            weight=np.concatenate([a.frame.weight for a in arrivals]),
-            rank=rank[frame],
-            process=number[frame],
-        ),
-        groups=_grouped(arrivals),
+        ranks=np.array([NO_RANK if r is None else r for r in ranks], np.int64),
+        processes=np.array([a.process.number for a in arrivals], np.int64),
+        metric=np.concatenate([frame.metric for frame in frames_of]),
+        value=np.concatenate([frame.value for frame in frames_of]),
+        weight=np.concatenate([frame.weight for frame in frames_of]),
+        offsets=np.cumsum([0, *(len(some) for some in maps[:-1])]),
+        maps=np.concatenate(maps),
     )
+    time_us = np.concatenate([frame.time_us for frame in frames_of])
+    step = np.concatenate([frame.step for frame in frames_of])
+    size = len(time_us)
+    pane: dict[Axis, I64] = {axis: np.empty(size, np.int64) for axis in AXES}
+    flags, reach = np.empty(size, np.uint8), np.empty((4, len(arrivals)), np.int64)
+    found = kernel.survey(
+        *(starts, time_us, step, samples.value),
+        np.array([a.record_us + skew_us for a in arrivals], np.int64),
+        *(attempt.axes["time"].plan.pane, attempt.axes["step"].plan.pane),
+        *(pane["time"], pane["step"], flags, reach),
+    )
+    groups = _grouped(samples, arrivals)
+    return _Batch(arrivals, samples, groups, step, time_us, pane, flags, reach, found.tolist())
 
 
-def _grouped(arrivals: list[Arrival]) -> list[tuple[I64, I64]]:
+def _grouped(samples: Batch, arrivals: list[Arrival]) -> list[Batch]:
     kinds = []
     for kind in range(len(arrivals[0].series.groups)):
         maps = [a.series.groups[kind] for a in arrivals]
         if any(some is not None for some in maps):
-            none = [
-                np.full(len(a.frame.metric), -1) if some is None else some[a.frame.metric]
+            filled = [
+                np.full(len(a.series.run), -1, np.int64) if some is None else some
                 for a, some in zip(arrivals, maps, strict=True)
             ]
-            series = np.concatenate(none)
-            chosen = np.flatnonzero(series >= 0)
-            kinds.append((chosen, series[chosen]))
+            kinds.append(samples._replace(maps=np.concatenate(filled)))
     return kinds
 
 
-def _per_frame(arrivals: list[Arrival], skew_us: int) -> I64:
-    return np.array([a.record_us + skew_us for a in arrivals], np.int64)
+def _has_room(attempt: Attempt, batch: _Batch, axis: Axis) -> bool:
+    """Whether the samples fit, whatever is open by then."""
+    low, high = batch.span(axis)
+    any_ahead = axis == "time" and batch.found[kernel.ANY_AHEAD] > 0
+    panes = attempt.axes[axis].open
+    if low > high or panes.fits(high - low + 1, any_ahead):
+        return True
+    return panes.room(batch.pane[axis][batch.on(axis)], any_ahead)
 
 
-def _valid(batch: _Batch, axis: Axis, pane: I64) -> Bool:
-    """Samples that lie on the axis, within its limits."""
-    position = batch.time_us if axis == "time" else batch.step
-    valid: Bool = (pane < PANE_LIMIT) & (pane > -PANE_LIMIT)
-    valid &= (position < POSITION_LIMIT) & (position > -POSITION_LIMIT)
-    return valid
-
-
-def _reach(position: I64, counts: Bool, starts: I64) -> tuple[list[int], list[int]]:
-    """Lowest and highest position of each frame; lowest > highest where it has none."""
-    if counts.all():
-        low, high = position, position
-    else:
-        low, high = np.where(counts, position, _HIGH), np.where(counts, position, _LOW)
-    return np.minimum.reduceat(low, starts).tolist(), np.maximum.reduceat(high, starts).tolist()
-
-
-def _follow(
-    moment: Moment, attempt: Attempt, arrivals: list[Arrival], reach: dict[Axis, tuple[list[int], list[int]]]
-) -> tuple[dict[Axis, I64], list[list[Closing]]]:
+def _follow(moment: Moment, attempt: Attempt, batch: _Batch) -> tuple[dict[Axis, I64], list[list[Closing]]]:
     """Moves the watermarks record by record: the boundary before each, and what each closes."""
-    closings: list[list[Closing]] = [[] for _ in arrivals]
+    closings: list[list[Closing]] = [[] for _ in batch.arrivals]
     before: dict[Axis, I64] = {}
     grace_us = moment.state.config.start_grace_us
+    lows_and_highs = batch.reach.tolist()
     for name in AXES:
         axis = attempt.axes[name]
         mark, width, boundary = axis.watermark, axis.plan.pane, axis.closed
         bounds: list[int] = []
-        lows, highs = reach[name]
-        for at, arrival in enumerate(arrivals):
+        lows, highs = lows_and_highs[:2] if name == "time" else lows_and_highs[2:]
+        for at, arrival in enumerate(batch.arrivals):
             bounds.append(boundary)
             if lows[at] <= highs[at]:
                 mark.advance(arrival.process.number, lows[at], highs[at], arrival.now_us)
@@ -167,29 +187,37 @@ def _follow(
     return before, closings
 
 
-def _fold(
-    moment: Moment,
-    attempt: Attempt,
-    name: Axis,
-    batch: _Batch,
-    pane: I64,
-    valid: Bool,
-    ahead: Bool,
-    before: I64,
-) -> None:
+def _fold(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, before: I64, *, crowded: bool) -> None:
     axis = attempt.axes[name]
-    late = valid & (pane < before[batch.frame])
-    fits = valid & (batch.series >= 0)
-    if late.any():
-        _count_late(attempt, name, batch, late)
-        moment.state.count(f"late_{name}", int(late.sum()))
-        fits &= ~late
-    if len(batch.arrivals) == 1 and not axis.open.room(pane[fits], ahead[fits]):
-        chosen = np.flatnonzero(fits)
-        fits[chosen] = axis.open.fitting(pane[chosen], ahead[chosen])
-    if not fits.all():
-        _refuse(moment, attempt, name, batch, fits | late)
-    _add(attempt, axis.open, pane, batch, fits)
+    span = batch.span(name)
+    flags = batch.flags
+    pushed_out = 0
+    if crowded:
+        flags = _only_fitting(axis.open, name, batch, before)
+        pushed_out = int(np.count_nonzero(flags != batch.flags))
+    placed = Placed(batch.pane[name], flags, _FLAG[name], before)
+    count, words = len(attempt.series), attempt.words
+    late = nameless = 0
+    if span[0] <= span[1]:
+        late, nameless = axis.open.add(batch.samples, placed, span, series_count=count, words=words)
+        for group in batch.groups:
+            axis.open.add(group, placed, span, series_count=count, words=words)
+    if late:
+        _count_late(attempt, name, batch, before)
+        moment.state.count(f"late_{name}", late)
+    off = batch.found[kernel.OFF_TIME if name == "time" else kernel.OFF_STEP]
+    if off or nameless or pushed_out:
+        _refuse(moment, attempt, name, batch, placed)
+
+
+def _only_fitting(panes: OpenPanes, name: Axis, batch: _Batch, before: I64) -> U8:
+    """The flags, without those of samples dated ahead for which there is no room (batch of one frame)."""
+    fits = batch.on(name) & (batch.pane[name] >= before[0]) & (batch.series() >= 0)
+    chosen = np.flatnonzero(fits)
+    kept = panes.fitting(batch.pane[name][chosen], batch.ahead(name)[chosen])
+    flags = batch.flags.copy()
+    flags[chosen[~kept]] &= 0xFF ^ _FLAG[name]
+    return flags
 
 
 def _make_room(moment: Moment, attempt: Attempt, arrival: Arrival, closings: list[Closing]) -> list[Closing]:
@@ -238,27 +266,11 @@ def _tell_crowded(moment: Moment, attempt: Attempt, name: Axis, arrival: Arrival
     )
 
 
-def _add(attempt: Attempt, panes: OpenPanes, pane: I64, batch: _Batch, fits: Bool) -> None:
-    """Whole-run series of all samples, then those of the groups that ask for theirs."""
-    count, words = len(attempt.series), attempt.words
-    every = bool(fits.all())
-    if every:
-        panes.add(pane, batch.series, batch.samples, series_count=count, words=words)
-    else:
-        some = batch.samples.take(fits)
-        panes.add(pane[fits], batch.series[fits], some, series_count=count, words=words)
-    for chosen, series in batch.groups:
-        if not every:
-            kept = fits[chosen]
-            chosen, series = chosen[kept], series[kept]
-        panes.add(pane[chosen], series, batch.samples.take(chosen), series_count=count, words=words)
-
-
-def _count_late(attempt: Attempt, name: Axis, batch: _Batch, late: Bool) -> None:
+def _count_late(attempt: Attempt, name: Axis, batch: _Batch, before: I64) -> None:
     """Adds late samples to what the next tick tells."""
-    position = batch.time_us if name == "time" else batch.step
-    chosen = np.flatnonzero(late)
-    series = batch.series[chosen]
+    late = batch.on(name) & (batch.pane[name] < before[batch.frames()])
+    position, chosen = batch.position(name), np.flatnonzero(late)
+    series = batch.series()[chosen]
     for number in np.unique(series).tolist():
         places = position[chosen[series == number]]
         metric = attempt.series.metrics[number] if number >= 0 else ""
@@ -268,19 +280,21 @@ def _count_late(attempt: Attempt, name: Axis, batch: _Batch, late: Bool) -> None
         told[2] = max(told[2], int(places.max()))
 
 
-def _refuse(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, settled: Bool) -> None:
+def _refuse(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, placed: Placed) -> None:
     """Counts samples of the axis beyond a bound; the first of the attempt is a fact."""
+    frame = batch.frames()
     on_axis = batch.step != frames.NO_STEP if name == "step" else np.ones(len(batch.step), np.bool_)
-    refused = np.flatnonzero(on_axis & ~settled)
+    late = batch.on(name) & (placed.pane < placed.before[frame])
+    folded = ((placed.flags & placed.wanted) != 0) & (batch.series() >= 0)
+    refused = np.flatnonzero(on_axis & ~late & ~folded)
     if not len(refused):
         return
     moment.state.count(f"refused_{name}", len(refused))
     if name in attempt.refused_told:
         return
     attempt.refused_told.append(name)
-    arrival = batch.arrivals[int(batch.frame[refused[0]])]
-    within = int(refused[0] - batch.starts[batch.frame[refused[0]]])
-    metric = arrival.frame.names[int(arrival.frame.metric[within])]
+    arrival = batch.arrivals[int(frame[refused[0]])]
+    metric = arrival.frame.names[int(batch.samples.metric[refused[0]])]
     moment.outbox.fact(
         arrival.offset,
         moment.run.name,
@@ -296,18 +310,17 @@ def _refuse(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, settled
     )
 
 
-def _tell_ahead(moment: Moment, attempt: Attempt, batch: _Batch, ahead: Bool) -> None:
+def _tell_ahead(moment: Moment, attempt: Attempt, batch: _Batch) -> None:
     """Samples dated ahead: counted, and a fact once per process."""
-    if not ahead.any():
-        return
+    ahead, frame = batch.ahead("time"), batch.frames()
     moment.state.count("future", int(ahead.sum()))
-    for at in np.unique(batch.frame[ahead]).tolist():
+    for at in np.unique(frame[ahead]).tolist():
         arrival = batch.arrivals[at]
         process = arrival.process
         if process.ahead:
             continue
         process.ahead = True
-        times = batch.time_us[ahead & (batch.frame == at)]
+        times = batch.time_us[ahead & (frame == at)]
         offset_us = int(times.max()) - arrival.record_us
         moment.outbox.fact(
             arrival.offset,
@@ -329,35 +342,38 @@ def _tell_ahead(moment: Moment, attempt: Attempt, batch: _Batch, ahead: Bool) ->
 
 def _in_order(moment: Moment, attempt: Attempt, batch: _Batch, closings: list[list[Closing]]) -> None:
     """Shows non-finite arrivals, then closes panes, record by record."""
-    odd = ~np.isfinite(batch.samples.value)
-    arrived = _odd_by_frame(batch, odd) if odd.any() else {}
+    arrived = _odd_by_frame(batch) if batch.found[kernel.ANY_ODD] else {}
     for at, arrival in enumerate(batch.arrivals):
         if not closings[at] and at not in arrived:
             continue
         here = moment._replace(offset=arrival.offset, now_us=arrival.now_us)
         if at in arrived:
-            _show_non_finite(here, attempt, batch, arrived[at])
+            _show_non_finite(here, attempt, batch, at, arrived[at])
         if closings[at]:
             close(here, attempt, closings[at])
 
 
-def _odd_by_frame(batch: _Batch, odd: Bool) -> dict[int, list[int]]:
-    places: dict[int, list[int]] = {}
-    for at in np.flatnonzero(odd & (batch.series >= 0)).tolist():
-        places.setdefault(int(batch.frame[at]), []).append(at)
+def _odd_by_frame(batch: _Batch) -> dict[int, list[tuple[int, int]]]:
+    """Per frame: samples that are not finite, and their series."""
+    series, frame = batch.series(), batch.frames()
+    places: dict[int, list[tuple[int, int]]] = {}
+    for at in np.flatnonzero(~np.isfinite(batch.samples.value) & (series >= 0)).tolist():
+        places.setdefault(int(frame[at]), []).append((at, int(series[at])))
     return places
 
 
-def _show_non_finite(moment: Moment, attempt: Attempt, batch: _Batch, places: list[int]) -> None:
+def _show_non_finite(
+    moment: Moment, attempt: Attempt, batch: _Batch, frame: int, places: list[tuple[int, int]]
+) -> None:
     seen = attempt.seen_non_finite
     shown = 0
-    for at in places:
-        rank = int(batch.samples.rank[at])
+    rank = int(batch.samples.ranks[frame])
+    for at, series in places:
         step: int | None = int(batch.step[at])
         second = 0
         if step == frames.NO_STEP:
             step, second = None, int(batch.time_us[at]) // 1_000_000
-        metric = attempt.series.metrics[int(batch.series[at])]
+        metric = attempt.series.metrics[series]
         who = None if rank == NO_RANK else rank
         key = (metric, who, step, second)
         if key in seen:

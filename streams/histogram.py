@@ -21,6 +21,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from driftline.streams.kernels.fold import codes_of
+
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
 
@@ -54,36 +56,21 @@ def _tables() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return below, inside
 
 
-_BELOW, _INSIDE = _tables()
-_MIDDLE: F64 = np.array([2.0 ** ((j + 0.5) / PER_OCTAVE) for j in range(PER_OCTAVE)])
+BELOW, INSIDE = _tables()
+MIDDLE: F64 = np.array([2.0 ** ((j + 0.5) / PER_OCTAVE) for j in range(PER_OCTAVE)])
 
 
 def bucket(values: F64) -> I64:
     """Bucket codes of finite values."""
-    size = np.abs(values)
-    bits = size.view(np.int64)
-    exponent = bits >> 52
-    small = exponent == 0
-    shift: I64 | int = 0
-    if small.any():  # denormals have no hidden bit: lift them by 2**64 first
-        shift = np.where(small, 64, 0)
-        bits = np.multiply(size, 2.0**64, out=size, where=small).view(np.int64)
-        exponent = bits >> 52
-    mantissa = bits & _MANTISSA
-    at = mantissa >> _SLICE_BITS
-    index = (exponent - 1023 - shift) * PER_OCTAVE + _BELOW[at] + (mantissa > _INSIDE[at]) - 1 + _OFFSET
-    codes: I64 = np.where(values > 0, index, -index)
-    if small.any():
-        codes[values == 0] = 0
-    codes += _ZERO
-    return codes
+    held = np.ascontiguousarray(values, np.float64)
+    return np.asarray(codes_of(held, held.view(np.int64), BELOW, INSIDE), np.int64)
 
 
 def middle(codes: I64) -> F64:
     """A value in the middle of each bucket (geometric mean of its ends)."""
     signed: I64 = codes - _ZERO
     index = np.abs(signed) - _OFFSET
-    size = np.ldexp(_MIDDLE[index & (PER_OCTAVE - 1)], (index >> SCALE).astype(np.int32))
+    size = np.ldexp(MIDDLE[index & (PER_OCTAVE - 1)], (index >> SCALE).astype(np.int32))
     return np.asarray(np.where(signed == 0, 0.0, np.where(signed < 0, -size, size)))
 
 

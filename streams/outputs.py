@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from driftline import events, window_rows
 from driftline.records import Output, OutputId, Record
-from driftline.streams.aggregates import I64, popcount
+from driftline.streams.aggregates import I64
+from driftline.streams.kernels.merge import popcount
 from driftline.streams.participants import Presence, Series, expected
 from driftline.streams.views import AlertChange
 from driftline.streams.windowing import STANDARD_QUANTILES, WindowCells
@@ -138,6 +139,7 @@ def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
         "revision": same(0, pa.int32()),
         "count": pa.array(cells.samples),
         "weight": pa.array(cells.weight),
+        "sum": floats(cells.sum, empty | np.isnan(cells.sum)),
         "nan": pa.array(cells.nan),
         "inf": pa.array(cells.inf),
         "mean": floats(cells.mean, unweighted),

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from driftline.streams import histogram
-from driftline.streams.aggregates import F64, I32, I64, U64, Cells, Samples
+from driftline.streams.aggregates import DUMPED, F64, I32, I64, U64, Batch, Cells, Placed, Rows
+from driftline.streams.kernels import fold, merge
+from driftline.streams.kernels.fold import POSITION_LIMIT as POSITION_LIMIT
 
 MAX_OPEN_PANES = 8_192
-PANE_LIMIT = 1 << 43
-POSITION_LIMIT = 1 << 62
-"""So that the ends of windows fit 64 bits."""
 _SPAN = 1 << 16
+_ROOM = 64
 
 
 class ClosedCells(NamedTuple):
@@ -34,6 +33,7 @@ class ClosedCells(NamedTuple):
     nan: I64
     inf: I64
     weight: F64
+    sum: F64
     mean: F64
     std: F64
     min: F64
@@ -73,14 +73,15 @@ class Buckets(NamedTuple):
         return Buckets(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
-_SAME = ("nan", "inf", "weight", "min", "min_rank", "max", "max_rank", "first", "last")
+_SAME = ("nan", "inf", "weight", "sum", "min", "min_rank", "max", "max_rank", "first", "last")
 """Columns that closing copies as they are."""
 _INT, _FLOAT, _RANK = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
 NO_CELLS = ClosedCells(
-    *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _FLOAT),
+    *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
     *(_FLOAT, _RANK, _FLOAT, _RANK, _FLOAT, _FLOAT, np.empty((0, 1), np.uint64)),
 )
 NO_BUCKETS = Buckets(_INT, _INT, _INT, _INT)
+_KEPT = tuple(name for name in merge.CLOSED.names or () if name not in ("begin", "number"))
 
 
 def widen(bits: U64, words: int) -> U64:
@@ -119,17 +120,14 @@ class OpenPanes:
         """[slot, series] -> row of ``cells``, -1 where there is none."""
         self._next = 0
 
-    def room(self, panes: I64, ahead: npt.NDArray[np.bool_]) -> bool:
-        """Whether samples of these panes fit, whatever is open by then; ``ahead``: which are dated ahead."""
-        if not len(panes):
-            return True
-        limit = MAX_OPEN_PANES // 2 if ahead.any() else MAX_OPEN_PANES
-        if len(self.slots) + len(panes) <= limit:
-            return True
-        if int(panes.max()) - int(panes.min()) + 1 + len(self.slots) <= limit:
-            return True
+    def fits(self, number: int, any_ahead: bool) -> bool:
+        """Whether so many more panes may be open; ``any_ahead``: whether one of them is dated ahead."""
+        return len(self.slots) + number <= (MAX_OPEN_PANES // 2 if any_ahead else MAX_OPEN_PANES)
+
+    def room(self, panes: I64, any_ahead: bool) -> bool:
+        """Whether samples of these panes fit, whatever is open by then."""
         new = set(np.unique(panes).tolist()) - self.slots.keys()
-        return not new or len(self.slots) + len(new) <= limit
+        return not new or self.fits(len(new), any_ahead)
 
     def fitting(self, panes: I64, ahead: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which samples fit: all but those dated ahead, once half of the bound is used.
@@ -150,36 +148,35 @@ class OpenPanes:
         kept = [pane for pane in self.slots if pane >= boundary]
         return None if len(kept) <= MAX_OPEN_PANES else sorted(kept)[-MAX_OPEN_PANES]
 
-    def add(self, pane: I64, series: I64, samples: Samples, *, series_count: int, words: int) -> None:
-        """Folds samples in log order into their cells."""
-        if not len(pane):
-            return
-        self.cells.widen(words)
-        slots = self._slots_of(pane)
-        self._reserve(series_count)
-        width = self.table.shape[1]
-        cell = slots * width + series
-        flat = self.table.reshape(-1)
-        rows = flat[cell]
-        new = rows < 0
-        if new.any():
-            fresh = np.unique(cell[new])
-            flat[fresh] = self.cells.allocate(len(fresh))
-            rows = flat[cell]
-        self.cells.fold(rows, samples)
+    def add(
+        self, batch: Batch, placed: Placed, span: tuple[int, int], *, series_count: int, words: int
+    ) -> tuple[int, int]:
+        """Folds samples in log order into their cells; how many were late, how many had no series.
 
-    def _slots_of(self, pane: I64) -> I64:
-        low, high = int(pane.min()), int(pane.max())
+        ``span``: the lowest and highest pane of samples that lie on the axis.
+        """
+        self.cells.widen(words)
+        low, high = span
         if high - low < _SPAN:
-            at = pane - low
             seen = np.zeros(high - low + 1, np.bool_)
-            seen[at] = True
+            fold.mark(*_marks(batch, placed), low, seen)
             lookup = np.zeros(high - low + 1, np.int64)
-            for found in np.flatnonzero(seen).tolist():
-                lookup[found] = self._slot(low + found)
-            return lookup[at]
-        distinct, inverse = np.unique(pane, return_inverse=True)
-        return np.array([self._slot(p) for p in distinct.tolist()], np.int64)[inverse]
+            for at in np.flatnonzero(seen).tolist():
+                lookup[at] = self._slot(low + at)
+        else:  # far apart: numbered anew, in the same order
+            distinct, inverse = np.unique(placed.pane, return_inverse=True)
+            near = placed._replace(
+                pane=inverse.astype(np.int64, copy=False),
+                before=np.searchsorted(distinct, placed.before),
+            )
+            seen = np.zeros(len(distinct), np.bool_)
+            fold.mark(*_marks(batch, near), 0, seen)
+            lookup = np.zeros(len(distinct), np.int64)
+            for at in np.flatnonzero(seen).tolist():
+                lookup[at] = self._slot(int(distinct[at]))
+            placed, low = near, 0
+        self._reserve(series_count)
+        return self.cells.fold(batch, placed, low=low, lookup=lookup, table=self.table)
 
     def _slot(self, pane: int) -> int:
         slot = self.slots.get(pane)
@@ -214,17 +211,17 @@ class OpenPanes:
         self.table[slots] = -1
         self.free.extend(slots.tolist())
         pane = np.array(panes, np.int64)[at]
-        get = self.cells.columns
+        get = self.cells.rows[rows]
         mean, std = self.cells.mean_and_std(rows)
-        place, bucket, count = self.cells.take_buckets(rows)
+        place, bucket, count = self.cells.buckets(rows)
         closed = ClosedCells(
             pane=pane,
             series=series.astype(np.int64, copy=False),
-            samples=get["count"][rows],
+            samples=get["count"].copy(),
             mean=mean,
             std=std,
             bits=self.cells.bits[rows],
-            **{name: get[name][rows] for name in _SAME},
+            **{name: get[name].copy() for name in _SAME},
         )
         self.cells.release(rows)
         return closed, Buckets(pane[place], closed.series[place], bucket, count)
@@ -248,68 +245,137 @@ class OpenPanes:
         slots = np.array([self.slots[p] for p in panes], np.int64)
         at, series = np.nonzero(self.table[slots] >= 0)
         rows = self.table[slots][at, series]
-        place = np.zeros(len(self.cells.free), np.int64)
-        place[rows] = np.arange(len(rows))
-        self.cells.pack()
-        keys, counts = self.cells.pending()
+        place, bucket, number = self.cells.buckets(rows)
         return {
             "pane": np.array(panes, np.int64)[at],
             "series": series,
-            "columns": {name: column[rows] for name, column in self.cells.columns.items()},
+            "columns": {name: self.cells.rows[name][rows] for name in DUMPED},
             "bits": self.cells.bits[rows],
-            "place": place[keys >> histogram.CODE_BITS],
-            "bucket": keys & ((1 << histogram.CODE_BITS) - 1),
-            "number": counts if counts is not None else np.ones(len(keys), np.int64),
+            "place": place,
+            "bucket": bucket,
+            "number": number,
         }
 
     def restore(self, dumped: dict[str, Any]) -> None:
         pane, series = dumped["pane"], dumped["series"]
         if not len(pane):
             return
-        slots = self._slots_of(pane)
+        slots = np.array([self._slot(p) for p in pane.tolist()], np.int64)
         self._reserve(int(series.max()) + 1)
         self.cells.widen(dumped["bits"].shape[1])
         rows = self.cells.allocate(len(pane))
         self.table[slots, series] = rows
-        for name, column in dumped["columns"].items():
-            self.cells.columns[name][rows] = column
+        for name in DUMPED:
+            self.cells.rows[name][rows] = dumped["columns"][name]
         self.cells.bits[rows] = dumped["bits"]
-        self.cells.scaled = bool(dumped["columns"]["shift"].any())
-        if len(dumped["place"]):
-            keys = (rows[dumped["place"]] << histogram.CODE_BITS) | dumped["bucket"]
-            self.cells.push(keys, dumped["number"])
+        self.cells.put_buckets(rows, dumped["place"], dumped["bucket"], dumped["number"])
+
+
+def _marks(batch: Batch, placed: Placed) -> tuple[Any, ...]:
+    return (
+        *(batch.starts, placed.before, batch.offsets, batch.maps, batch.metric),
+        *(placed.pane, placed.flags, placed.wanted),
+    )
 
 
 class ClosedLog:
-    """Closed panes that windows still need."""
+    """Closed panes that windows still need, by pane, then series; the oldest leave in front."""
 
     def __init__(self) -> None:
-        self.cells = NO_CELLS
-        """Sorted by series, then pane."""
-        self.buckets = NO_BUCKETS
+        self._cells = np.zeros(_ROOM, merge.CLOSED)
+        self._bits: U64 = np.zeros((_ROOM, 1), np.uint64)
+        self._buckets = np.zeros(_ROOM, merge.BUCKET)
+        self._first = self._end = 0
+        """Which of the cells are held."""
+        self._bucket_first = self._bucket_end = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    @property
+    def cells(self) -> Rows:
+        """Records of ``merge.CLOSED``; ``begin`` counts in :attr:`buckets`."""
+        return self._cells[self._first : self._end]
+
+    @property
+    def bits(self) -> U64:
+        """Which processes gave a sample, per cell."""
+        return self._bits[self._first : self._end]
+
+    @property
+    def buckets(self) -> Rows:
+        """Records of ``merge.BUCKET``."""
+        return self._buckets[: self._bucket_end]
+
+    def panes(self) -> I64:
+        """The panes that are held, in order."""
+        pane = self.cells["pane"]
+        return pane[np.flatnonzero(np.diff(pane, prepend=pane[:1] - 1))]
 
     def add(self, cells: ClosedCells, buckets: Buckets) -> None:
-        joined = self.cells.join(cells)
-        self.cells = joined.take(np.lexsort((joined.pane, joined.series)))
-        self.buckets = self.buckets.join(buckets)
+        """Takes newer panes, in order of pane and series."""
+        count, number = len(cells.pane), len(buckets.pane)
+        if not count:
+            return
+        self._make_room(count, number, cells.bits.shape[1])
+        to = self._cells[self._end : self._end + count]
+        for name in _KEPT:
+            to[name] = getattr(cells, name)
+        self._bits[self._end : self._end + count, : cells.bits.shape[1]] = cells.bits
+        self._bits[self._end : self._end + count, cells.bits.shape[1] :] = 0
+        merge.entries_of(cells.pane, cells.series, buckets.pane, buckets.series, to, self._bucket_end)
+        held = self._buckets[self._bucket_end : self._bucket_end + number]
+        held["code"], held["count"] = buckets.bucket, buckets.number
+        self._end += count
+        self._bucket_end += number
+
+    def _make_room(self, count: int, number: int, words: int) -> None:
+        if words > self._bits.shape[1]:
+            self._bits = widen(self._bits, words)
+        if self._end + count <= len(self._cells) and self._bucket_end + number <= len(self._buckets):
+            return
+        cells, bits = self.cells.copy(), self.bits.copy()
+        buckets = self._buckets[self._bucket_first : self._bucket_end].copy()
+        cells["begin"] -= self._bucket_first
+        size, entries = max(_ROOM, 2 * (len(cells) + count)), max(_ROOM, 2 * (len(buckets) + number))
+        self._cells, self._bits = np.zeros(size, merge.CLOSED), np.zeros((size, bits.shape[1]), np.uint64)
+        self._buckets = np.zeros(entries, merge.BUCKET)
+        self._cells[: len(cells)], self._bits[: len(cells)] = cells, bits
+        self._buckets[: len(buckets)] = buckets
+        self._first, self._end, self._bucket_first, self._bucket_end = 0, len(cells), 0, len(buckets)
 
     def trim(self, first: int) -> None:
         """Forgets panes below ``first``."""
-        if len(self.cells.pane) and int(self.cells.pane.min()) < first:
-            self.cells = self.cells.take(self.cells.pane >= first)
-            self.buckets = self.buckets.take(slice(int(np.searchsorted(self.buckets.pane, first)), None))
+        gone = int(np.searchsorted(self.cells["pane"], first))
+        if gone:
+            self._first += gone
+            at_end = self._first == self._end
+            self._bucket_first = self._bucket_end if at_end else int(self._cells["begin"][self._first])
 
     def present(self) -> set[int]:
         """Processes that gave a sample of a pane that is kept."""
-        return named(self.cells.bits)
+        return named(self.bits)
 
     def renumber(self, kept: list[int]) -> None:
         """Keeps these processes, in this order."""
-        self.cells = self.cells._replace(bits=pick(self.cells.bits, kept))
+        self._bits = pick(self._bits, kept)
 
-    def dump(self) -> list[Any]:
-        return [list(self.cells), list(self.buckets)]
+    def dump(self) -> dict[str, Any]:
+        cells = self.cells
+        return {
+            "cells": {name: cells[name].copy() for name in (*_KEPT, "number")},
+            "bits": self.bits,
+            "code": self._buckets["code"][self._bucket_first : self._bucket_end],
+            "count": self._buckets["count"][self._bucket_first : self._bucket_end],
+        }
 
-    def restore(self, dumped: list[Any]) -> None:
-        cells, buckets = dumped
-        self.cells, self.buckets = ClosedCells(*cells), Buckets(*buckets)
+    def restore(self, dumped: dict[str, Any]) -> None:
+        columns = dumped["cells"]
+        count, number = len(columns["pane"]), len(dumped["code"])
+        self._make_room(count, number, dumped["bits"].shape[1])
+        for name in (*_KEPT, "number"):
+            self._cells[name][:count] = columns[name]
+        self._cells["begin"][:count] = np.cumsum(columns["number"]) - columns["number"]
+        self._bits[:count, : dumped["bits"].shape[1]] = dumped["bits"]
+        self._buckets["code"][:number], self._buckets["count"][:number] = dumped["code"], dumped["count"]
+        self._end, self._bucket_end = count, number

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from driftline.streams.aggregates import I64, U64, Bool, popcount
+from driftline.streams.aggregates import I64, U64, Bool
+from driftline.streams.kernels.merge import popcount
 from driftline.streams.panes import pick, widen
 
 MAX_METRICS = 10_000
@@ -160,7 +161,7 @@ def expected(table: Series, series: I64, present: U64, mask: U64, awaited: int) 
     """Processes that should have given a sample, per (window, series)."""
     words = max(table.bits.shape[1], present.shape[1], mask.shape[1])
     part = widen(table.bits[series], words)
-    count = popcount(np.ascontiguousarray((part & widen(mask, words)) | widen(present, words)))
+    count: I64 = popcount(np.ascontiguousarray((part & widen(mask, words)) | widen(present, words)))
     if awaited:
         shared = table.whole()[series] & (popcount(part) >= 2)
         count = count + np.where(shared, awaited, 0)

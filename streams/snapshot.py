@@ -27,7 +27,7 @@ from driftline.streams.participants import MissingNotes
 from driftline.streams.views import Factories
 
 MAGIC = b"DLPS"
-VERSION = 1
+VERSION = 2
 _ARRAY = 1
 _PROCESS = (
     "name",
@@ -81,9 +81,11 @@ def load(data: bytes, make: Factories) -> PartitionState:
         raise BadData("snapshot of the pipeline's state is damaged: delete it, the log will be read again")
     try:
         plain = msgspec.msgpack.decode(body, ext_hook=_decode_array)
-        if plain["version"] > VERSION:
+        if plain["version"] != VERSION:
+            which = "newer" if plain["version"] > VERSION else "older"
             raise BadData(
-                f"snapshot has version {plain['version']}, this build reads {VERSION}: use the newer build"
+                f"snapshot has version {plain['version']}, this build reads {VERSION}: use the {which} "
+                "build, or delete it (the log will be read again)"
             )
         return _load(plain, make)
     except (msgspec.DecodeError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:

@@ -500,6 +500,11 @@ def aggregate(samples: Sequence[Sample], quantiles: Sequence[float] = ()) -> Row
     weighted = [(Fraction(s.weight), Fraction(s.value)) for s in finite if 0 < s.weight < 2.0**480]
     total = sum((w for w, _ in weighted), Fraction(0))
     row["weight"] = float(total)
+    row["sum"] = row["size"] = None
+    if finite:
+        exact = sum((Fraction(s.value) for s in finite), Fraction(0))
+        size = sum((abs(Fraction(s.value)) for s in finite), Fraction(0))
+        row["sum"], row["size"] = (float(exact), float(size)) if size < 2**1020 else (math.inf, math.inf)
     row["mean"] = row["std"] = None
     if weighted:
         mean = sum((w * x for w, x in weighted), Fraction(0)) / total
@@ -633,6 +638,9 @@ def _unequal(a: Row, b: Row) -> list[str]:
         for name, scale in (("weight", 0.0), ("mean", spread), ("std", spread))
         if not close(a[name], b[name], scale)
     ]
+    # Beyond the largest float a plain sum is infinite, or nothing where infinities of both signs meet.
+    if a["size"] != math.inf and not close(a["sum"], b["sum"], a["size"] or 0.0):
+        names.append("sum")
     names += [name for name in ("p50", "p95", "p99") if not near(a[name], b[name])]
     mine, theirs = dict(a["quantiles"]), dict(b["quantiles"])
     if mine.keys() != theirs.keys() or not all(near(mine[q], theirs[q]) for q in mine):

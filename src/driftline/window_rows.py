@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         pa.field("revision", pa.int32(), nullable=False),  # 0 live, higher from a repair
         pa.field("count", pa.int64(), nullable=False),  # all samples, non-finite ones too
         pa.field("weight", pa.float64(), nullable=False),  # of the finite samples
+        pa.field("sum", pa.float64()),  # of the finite samples, without weights
         pa.field("nan", pa.int64(), nullable=False),
         pa.field("inf", pa.int64(), nullable=False),
         pa.field("mean", pa.float64()),  # weighted, finite samples; null without one
@@ -45,6 +46,8 @@ SCHEMA = pa.schema(
         pa.field("expected", pa.int32(), nullable=False),  # processes that should have
     ]
 )
+LATER = frozenset({"sum"})
+"""Columns that the first writers of this format did not have: null where they are missing."""
 
 
 def encode(columns: dict[str, Any], output_id: OutputId) -> bytes:
@@ -71,6 +74,22 @@ def decode(payload: bytes) -> tuple[OutputId, pa.RecordBatch]:
         schema, batch = reader.schema, reader.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise BadRecord(f"not an Arrow IPC stream of windows: {error}") from error
-    if not schema.equals(SCHEMA) or not schema.metadata or b"id" not in schema.metadata:
-        raise BadRecord(f"windows have other columns than format {FORMAT}, or no id")
+    if not schema.metadata or b"id" not in schema.metadata:
+        raise BadRecord("windows have no id")
+    if not schema.equals(SCHEMA):
+        batch = _grown(batch)
     return OutputId.parse(schema.metadata[b"id"].decode()), batch.replace_schema_metadata(None)
+
+
+def _grown(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of an older or newer writer in the columns of this one. Raises BadRecord."""
+    columns = []
+    for field in SCHEMA:
+        at = batch.schema.get_field_index(field.name)
+        if at < 0 and field.name in LATER:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+        elif at < 0 or batch.schema.field(at) != field:
+            raise BadRecord(f"windows have another column {field.name!r} than format {FORMAT}, or none")
+        else:
+            columns.append(batch.column(at))
+    return pa.record_batch(columns, schema=SCHEMA)

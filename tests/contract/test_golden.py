@@ -12,9 +12,11 @@ from typing import get_args
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from driftline import config, events, frames, records, window_rows
+from driftline.errors import BadRecord
 from driftline.records import OutputId
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
@@ -183,11 +185,34 @@ def test_windows() -> None:
     columns |= {"run": ["01jrun"], "axis": ["step"], "group": [""], "metric": ["loss"], "mean": [0.25]}
     columns["quantiles"] = [[("p99.9", 1.0)]]
     written = window_rows.encode(columns, OutputId.parse(ID))
-    payload = golden("windows.arrow", written)
-    ident, batch = window_rows.decode(payload)
-    assert str(ident) == ID
-    assert batch.column("mean").to_pylist() == [0.25]
-    assert payload == written
+    assert golden("windows.sum.arrow", written) == written
+    for payload in (golden("windows.arrow", b""), written):  # the first version had no sums
+        ident, batch = window_rows.decode(payload)
+        assert str(ident) == ID
+        assert batch.column("mean").to_pylist() == [0.25]
+        assert batch.column("sum").to_pylist() == [None]
+
+
+def test_windows_of_a_newer_writer_are_read_and_damaged_ones_refused() -> None:
+    """Columns that this version does not know are left out; one that is missing or of another type is not."""
+    columns = {field.name: [None if field.nullable else 0] for field in window_rows.SCHEMA}
+    columns |= {"run": ["01jrun"], "axis": ["step"], "group": [""], "metric": ["loss"], "mean": [0.25]}
+    _, batch = window_rows.decode(window_rows.encode(columns, OutputId.parse(ID)))
+
+    def written(batch: pa.RecordBatch) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema.with_metadata({"id": ID})) as writer:
+            writer.write_batch(batch.cast(batch.schema.with_metadata({"id": ID})))
+        payload: bytes = sink.getvalue().to_pybytes()
+        return payload
+
+    more = batch.append_column(pa.field("mode", pa.float64()), pa.array([1.0]))
+    assert window_rows.decode(written(more))[1].equals(batch)
+    with pytest.raises(BadRecord, match="'std'"):
+        window_rows.decode(written(batch.drop_columns(["std"])))
+    wrong = batch.drop_columns(["std"]).append_column(pa.field("std", pa.int64()), pa.array([1]))
+    with pytest.raises(BadRecord, match="'std'"):
+        window_rows.decode(written(wrong))
 
 
 def test_default_configuration() -> None:

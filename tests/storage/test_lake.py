@@ -17,12 +17,13 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from driftline.errors import BadData, SettingsError
 from driftline.storage.alone import together
 from driftline.storage.lake import Lake, read_files
-from driftline.storage.store import Conflict
+from driftline.storage.open import open_catalog
+from driftline.storage.store import App, Conflict
 from driftline.storage.tables import TABLES
 
 
@@ -246,6 +247,33 @@ def test_a_foreign_table_in_our_place_is_refused(tmp_path: Path) -> None:
     DeltaTable.create(str(tmp_path / "samples"), schema=pa.schema([("x", pa.int64())]))
     with pytest.raises(BadData, match="lacks the columns"):
         Lake(tmp_path)
+
+
+def test_columns_that_came_later_are_added_to_tables_of_earlier_versions(
+    tmp_path: Path, make: Any, store: Any
+) -> None:
+    """Rows of the version before sums stay readable, with null there, after compaction too."""
+    store.put("windows", make.windows(0, sum=[4.0], mean=[2.0]))
+    rows = pq.read_table(store.lake.files("windows")[0])
+    earlier = [column.name for column in TABLES["windows"].columns if not column.later]
+    assert "sum" not in earlier
+    old = tmp_path / "old"
+    write_deltalake(str(old / "windows"), rows.select(earlier))
+    app = App.id("22222222-2222-2222-2222-222222222222", 0)
+    first, second = Lake(old), Lake(old)
+    with open_catalog(old) as catalog:
+        assert catalog.rows("SELECT sum, mean FROM windows") == [(None, 2.0)]
+    for lake in (first, second):
+        lake.refresh()
+        before = lake.version("windows", app)
+        lake.commit("windows", rows, {app: before}, {app: before + 1})
+    for _ in range(2):
+        with open_catalog(old) as catalog:
+            found = catalog.rows("SELECT sum, mean FROM windows ORDER BY sum NULLS FIRST")
+        assert found == [(None, 2.0), (4.0, 2.0), (4.0, 2.0)]
+        lake.compact("windows", at_least=2)
+    assert len(lake.files("windows")) == 1
+    assert_no_float_statistics(lake.files("windows")[0])
 
 
 def test_readers_of_a_folder_without_tables_are_told(tmp_path: Path) -> None:

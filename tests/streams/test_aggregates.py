@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from driftline.streams import histogram
-from driftline.streams.aggregates import Cells, Samples
+from driftline.streams.aggregates import DUMPED, I64, Batch, Cells, Placed
 
 DENORMAL = 5e-324
 HARD = [
@@ -29,14 +29,23 @@ HARD = [
 ]
 
 
-def samples(values: list[float], weights: list[float] | None = None) -> Samples:
+def fold(cells: Cells, rows: I64, values: list[float], which: list[int] | None = None) -> None:
+    """Folds values of one frame; ``which`` names the row of each by its place in ``rows``."""
     count = len(values)
-    return Samples(
-        np.array(values),
-        np.ones(count) if weights is None else np.array(weights),
-        np.zeros(count, np.int32),
-        np.zeros(count, np.int64),
+    metric = np.zeros(count, np.int16) if which is None else np.array(which, np.int16)
+    one, none = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    batch = Batch(
+        starts=np.array([0, count]),
+        ranks=one,
+        processes=one,
+        metric=metric,
+        value=np.array(values),
+        weight=np.ones(count),
+        offsets=one,
+        maps=np.arange(len(rows)),
     )
+    placed = Placed(np.zeros(count, np.int64), np.ones(count, np.uint8), 1, none)
+    assert cells.fold(batch, placed, low=0, lookup=one, table=rows[None, :]) == (0, 0)
 
 
 @pytest.mark.parametrize("values", HARD)
@@ -44,7 +53,7 @@ def test_mean_and_deviation_of_hard_values(naive: ModuleType, values: list[float
     """Constants give 0, large offsets do not cancel, 1e308 does not overflow."""
     cells = Cells()
     row = cells.allocate(1)
-    cells.fold(np.repeat(row, len(values)), samples(values))
+    fold(cells, row, values)
     mean, std = cells.mean_and_std(row)
     exact = naive.aggregate([naive.Sample(v, 1.0, 0, "p") for v in values])
     largest = max(map(abs, values))
@@ -58,17 +67,17 @@ def test_folding_in_parts_gives_the_same_bits() -> None:
     values = [chance.choice([chance.gauss(0, 1), 1e300, -3e299, math.nan, 0.0, -0.0]) for _ in range(500)]
     whole = Cells()
     rows = whole.allocate(2)
-    which = np.array([chance.randrange(2) for _ in values])
-    whole.fold(rows[which], samples(values))
-    buckets = whole.take_buckets(rows)
+    which = [chance.randrange(2) for _ in values]
+    fold(whole, rows, values, which)
+    buckets = whole.buckets(rows)
     for size in (1, 3, 77):
         parts = Cells()
         parts.allocate(2)
         for at in range(0, len(values), size):
-            parts.fold(rows[which[at : at + size]], samples(values[at : at + size]))
-        for name, column in whole.columns.items():
-            assert column[rows].tobytes() == parts.columns[name][rows].tobytes(), name
-        for mine, theirs in zip(buckets, parts.take_buckets(rows), strict=True):
+            fold(parts, rows, values[at : at + size], which[at : at + size])
+        for name in DUMPED:
+            assert whole.rows[name][rows].tobytes() == parts.rows[name][rows].tobytes(), name
+        for mine, theirs in zip(buckets, parts.buckets(rows), strict=True):
             np.testing.assert_array_equal(mine, theirs)
 
 
@@ -93,11 +102,35 @@ def test_buckets_are_those_of_opentelemetry() -> None:
 
 
 def test_rows_are_used_again_and_grow() -> None:
-    cells = Cells(capacity=4)
+    cells = Cells()
     first = cells.allocate(3)
-    cells.fold(first, samples([1.0, 2.0, 3.0]))
-    cells.take_buckets(first)
+    fold(cells, first, [1.0, 2.0, 3.0], [0, 1, 2])
     cells.release(first)
     many = cells.allocate(300)
     assert len(set(many.tolist())) == 300
-    assert not cells.columns["count"][many].any()
+    assert not cells.rows["count"][many].any()
+    assert not len(cells.buckets(many)[0])
+
+
+def test_a_long_list_of_buckets_is_shortened_without_a_change() -> None:
+    """A row that takes 100,000 samples holds their distinct buckets only, and gives the same counts."""
+    chance = np.random.default_rng(4)
+    values = np.exp(chance.normal(0, 2, 100_000))
+    cells = Cells()
+    row = cells.allocate(1)
+    for part in np.array_split(values, 40):
+        fold(cells, row, part.tolist())
+    codes, counts = np.unique(histogram.bucket(values), return_counts=True)
+    place, bucket, number = cells.buckets(row)
+    np.testing.assert_array_equal(bucket, codes)
+    np.testing.assert_array_equal(number, counts)
+    assert not place.any()
+    assert cells.rows["entries"][row[0]] <= 2 * len(codes) + 512
+
+
+def test_what_a_flood_took_is_given_back() -> None:
+    """After thousands of cells are closed, the arrays are small again."""
+    cells = Cells()
+    cells.release(cells.allocate(10_000))
+    assert len(cells.rows) < 100
+    assert len(cells.bits) < 100

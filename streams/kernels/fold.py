@@ -1,0 +1,426 @@
+"""Samples into cells, and cells out: the loops of ``aggregates``, ``panes`` and ``arrivals``.
+
+Rows are records of :data:`ROW`. The histogram of a row is a list of :data:`ENTRY` (bucket, count), linked by
+``next`` from ``head``; entries that are free are linked too. ``heads`` holds what is shared by all rows:
+how many row numbers of ``free`` are used, how many entries were ever used, the first free entry, how many are
+free.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from driftline.streams.kernels import compiled
+
+BIG = 2.0**480
+SHIFT = 700
+TINY = 2.0**-300
+LIFT = 700
+LONG = 512
+"""A row's list of more entries is shortened by adding up equal buckets."""
+
+ROW = np.dtype(
+    [
+        *((name, "i8") for name in ("count", "nan", "inf")),
+        *((name, "f8") for name in ("weight", "sum", "centre", "sum1", "sum2", "sum2_tiny")),
+        *((name, "f8") for name in ("min", "max", "first", "last")),
+        *((name, "i8") for name in ("head", "entries", "limit")),
+        *((name, "i4") for name in ("shift", "min_rank", "max_rank", "spare")),
+    ]
+)
+ENTRY = np.dtype([("count", "i8"), ("next", "i8"), ("code", "i8")])
+USED_ROWS, USED_ENTRIES, FREE_ENTRY, FREE_ENTRIES = range(4)
+VALID_TIME, VALID_STEP, AHEAD = 1, 2, 4
+LOW_TIME, HIGH_TIME, LOW_STEP, HIGH_STEP, ANY_AHEAD, ANY_ODD, OFF_TIME, OFF_STEP = range(8)
+_NONE = np.iinfo(np.int64).min
+_EDGE = np.iinfo(np.int64).max
+POSITION_LIMIT = 1 << 62
+"""So that the ends of windows fit 64 bits."""
+PANE_LIMIT = 1 << 43
+_PER_OCTAVE = 64
+_OFFSET = 1100 * _PER_OCTAVE
+_ZERO = 1 << 18
+_MANTISSA = (1 << 52) - 1
+
+
+@compiled
+def survey(
+    starts: Any,
+    time_us: Any,
+    step: Any,
+    value: Any,
+    limit_us: Any,
+    width_us: int,
+    width_steps: int,
+    pane_time: Any,
+    pane_step: Any,
+    flags: Any,
+    reach: Any,
+) -> Any:
+    """Panes and flags of samples; lowest and highest position of each frame; what there is over all.
+
+    ``starts``: where each frame begins, and the end. ``reach``: [4, frames], low > high where a frame has
+    none; times of samples dated ahead (beyond ``limit_us`` of their frame) do not count there.
+    """
+    found: Any = np.zeros(8, np.int64)
+    found[LOW_TIME] = found[LOW_STEP] = _EDGE
+    found[HIGH_TIME] = found[HIGH_STEP] = _NONE
+    cut_t = end_t = cut_s = end_s = np.int64(0)
+    at_t = at_s = np.int64(0)
+    for frame in range(len(starts) - 1):
+        low_t = low_s = np.int64(_EDGE)
+        high_t = high_s = np.int64(_NONE)
+        limit = limit_us[frame]
+        for at in range(starts[frame], starts[frame + 1]):
+            flag = 0
+            place = time_us[at]
+            if not cut_t <= place < end_t:
+                at_t = place // width_us
+                cut_t, end_t = at_t * width_us, at_t * width_us + width_us
+            pane_time[at] = at_t
+            if -PANE_LIMIT < at_t < PANE_LIMIT and -POSITION_LIMIT < place < POSITION_LIMIT:
+                flag = VALID_TIME
+                found[LOW_TIME] = min(found[LOW_TIME], at_t)
+                found[HIGH_TIME] = max(found[HIGH_TIME], at_t)
+                if place > limit:
+                    flag |= AHEAD
+                    found[ANY_AHEAD] += 1
+                else:
+                    low_t, high_t = min(low_t, place), max(high_t, place)
+            else:
+                found[OFF_TIME] += 1
+            place = step[at]
+            if place != _NONE:
+                if not cut_s <= place < end_s:
+                    at_s = place // width_steps
+                    cut_s, end_s = at_s * width_steps, at_s * width_steps + width_steps
+                pane_step[at] = at_s
+                if -PANE_LIMIT < at_s < PANE_LIMIT and -POSITION_LIMIT < place < POSITION_LIMIT:
+                    flag |= VALID_STEP
+                    found[LOW_STEP] = min(found[LOW_STEP], at_s)
+                    found[HIGH_STEP] = max(found[HIGH_STEP], at_s)
+                    low_s, high_s = min(low_s, place), max(high_s, place)
+                else:
+                    found[OFF_STEP] += 1
+            else:
+                pane_step[at] = 0
+            number = value[at]
+            if number - number != 0.0:
+                found[ANY_ODD] += 1
+            flags[at] = flag
+        reach[0, frame], reach[1, frame] = low_t, high_t
+        reach[2, frame], reach[3, frame] = low_s, high_s
+    return found
+
+
+@compiled
+def _code(number: float, bits: int, below: Any, inside: Any) -> Any:
+    """The bucket of a finite value; ``bits`` are those of the float."""
+    if number == 0.0:
+        return _ZERO
+    bits &= 0x7FFFFFFFFFFFFFFF
+    exponent = bits >> 52
+    if exponent == 0:  # denormals have no hidden bit
+        part, power = math.frexp(abs(number))
+        exponent, bits = power + 1022, int(part * 2.0**53)
+    mantissa = bits & _MANTISSA
+    at = mantissa >> 40
+    index = (exponent - 1023) * _PER_OCTAVE + below[at] - 1 + _OFFSET
+    if mantissa > inside[at]:
+        index += 1
+    return _ZERO + index if number > 0.0 else _ZERO - index
+
+
+@compiled
+def codes_of(value: Any, raw: Any, below: Any, inside: Any) -> Any:
+    """Bucket codes of finite values; ``raw`` is ``value`` seen as 64-bit integers."""
+    out = np.empty(len(value), np.int64)
+    for at in range(len(value)):
+        out[at] = _code(value[at], raw[at], below, inside)
+    return out
+
+
+@compiled
+def _put(row: Any, entries: Any, heads: Any, code: int, count: int) -> Any:
+    head = row.head
+    if head >= 0 and entries[head].code == code:
+        entries[head].count += count
+        return
+    at = heads[FREE_ENTRY]
+    if at >= 0:
+        heads[FREE_ENTRY] = entries[at].next
+        heads[FREE_ENTRIES] -= 1
+    else:
+        at = heads[USED_ENTRIES]
+        heads[USED_ENTRIES] += 1
+    entries[at].code, entries[at].count, entries[at].next = code, count, head
+    row.head = at
+    row.entries += 1
+
+
+@compiled
+def _sum_up(row: Any, entries: Any, codes: Any, counts: Any) -> Any:
+    """The distinct buckets of a row in order, with their counts, into the first places of two arrays."""
+    number = row.entries
+    if number == 0:
+        return 0
+    at = row.head
+    low = high = entries[at].code
+    for place in range(number):
+        code = entries[at].code
+        codes[place], counts[place] = code, entries[at].count
+        low, high = min(low, code), max(high, code)
+        at = entries[at].next
+    if high - low < 4 * number + 64:
+        totals = np.zeros(high - low + 1, np.int64)
+        for place in range(number):
+            totals[codes[place] - low] += counts[place]
+        kept = 0
+        for code in range(high - low + 1):
+            if totals[code]:
+                codes[kept], counts[kept] = code + low, totals[code]
+                kept += 1
+        return kept
+    order = np.argsort(codes[:number], kind="mergesort")
+    sorted_codes, sorted_counts = codes[:number][order], counts[:number][order]
+    kept = -1
+    for place in range(number):
+        if kept >= 0 and codes[kept] == sorted_codes[place]:
+            counts[kept] += sorted_counts[place]
+        else:
+            kept += 1
+            codes[kept], counts[kept] = sorted_codes[place], sorted_counts[place]
+    return kept + 1
+
+
+@compiled
+def _let_go(row: Any, entries: Any, heads: Any) -> Any:
+    """Gives the entries of a row back."""
+    at = row.head
+    while at >= 0:
+        after = entries[at].next
+        entries[at].next = heads[FREE_ENTRY]
+        heads[FREE_ENTRY] = at
+        at = after
+    heads[FREE_ENTRIES] += row.entries
+    row.head, row.entries = -1, 0
+
+
+@compiled
+def _shorten(row: Any, entries: Any, heads: Any) -> Any:
+    codes, counts = np.empty(row.entries, np.int64), np.empty(row.entries, np.int64)
+    kept = _sum_up(row, entries, codes, counts)
+    _let_go(row, entries, heads)
+    for place in range(kept - 1, -1, -1):
+        _put(row, entries, heads, codes[place], counts[place])
+    row.limit = max(LONG, 2 * kept)
+
+
+@compiled
+def _weigh(row: Any, number: float, weight: float) -> Any:
+    """One finite sample into the sums around the row's centre."""
+    if row.weight == 0.0:
+        row.centre = number
+    if row.shift == 0 and abs(number) >= BIG:
+        row.sum1 = math.ldexp(row.sum1, -SHIFT)
+        row.sum2 = math.ldexp(row.sum2, -2 * SHIFT)
+        row.shift = SHIFT
+    if row.shift != 0:
+        apart = math.ldexp(number, -row.shift) - math.ldexp(row.centre, -row.shift)
+    else:
+        apart = number - row.centre
+    row.weight += weight
+    moved = weight * apart
+    row.sum1 += moved
+    row.sum2 += moved * apart
+    far = abs(apart)
+    if 0.0 < far < TINY:
+        lifted = math.ldexp(apart, LIFT)
+        row.sum2_tiny += weight * lifted * lifted
+
+
+@compiled
+def _take(row: Any, number: float, raw: int, weight: float, rank: int) -> Any:
+    """One sample into everything but the histogram; whether it is finite."""
+    if row.count == 0:
+        row.first = number
+    row.count += 1
+    row.last = number
+    if number - number != 0.0:
+        if number != number:
+            row.nan += 1
+        else:
+            row.inf += 1
+        return False
+    row.sum += number
+    if number < row.min:
+        row.min, row.min_rank = number, rank
+    if number > row.max:
+        row.max, row.max_rank = number, rank
+    if 0.0 < weight < BIG:
+        _weigh(row, number, weight)
+    return True
+
+
+@compiled
+def clear(rows: Any, chosen: Any) -> Any:
+    """Makes rows empty."""
+    for number in chosen:
+        _clear(rows[number])
+
+
+@compiled
+def _clear(row: Any) -> Any:
+    row.count = row.nan = row.inf = row.entries = 0
+    row.weight = row.sum = row.centre = row.sum1 = row.sum2 = row.sum2_tiny = 0.0
+    row.first = row.last = 0.0
+    row.min, row.max = np.inf, -np.inf
+    row.head, row.limit = -1, LONG
+    row.shift, row.min_rank, row.max_rank = 0, -1, -1
+
+
+@compiled
+def fold(
+    begin: int,
+    starts: Any,
+    before: Any,
+    ranks: Any,
+    processes: Any,
+    offsets: Any,
+    maps: Any,
+    metric: Any,
+    pane: Any,
+    flags: Any,
+    wanted: int,
+    value: Any,
+    raw: Any,
+    weight: Any,
+    low: int,
+    lookup: Any,
+    table: Any,
+    rows: Any,
+    free: Any,
+    bits: Any,
+    entries: Any,
+    heads: Any,
+    below: Any,
+    inside: Any,
+    told: Any,
+) -> Any:
+    """Folds samples into their rows one after the other; returns where it ran out of rows, or the end.
+
+    The series of a sample is ``maps[offsets[frame] + metric]``, its row
+    ``table[lookup[pane - low], series]``. ``before``: boundary before each frame's record; what lies below it
+    is late. ``told`` counts late samples and those without a series.
+    """
+    for frame in range(len(starts) - 1):
+        rank, process, offset, boundary = ranks[frame], processes[frame], offsets[frame], before[frame]
+        word, bit = process >> 6, np.uint64(1) << np.uint64(process & 63)
+        for at in range(max(begin, starts[frame]), starts[frame + 1]):
+            if flags[at] & wanted == 0:
+                continue
+            place = pane[at]
+            if place < boundary:
+                told[0] += 1
+                continue
+            series = maps[offset + metric[at]]
+            if series < 0:
+                told[1] += 1
+                continue
+            slot = lookup[place - low]
+            number = table[slot, series]
+            if number < 0:
+                if heads[USED_ROWS] >= len(free):
+                    return at
+                number = free[heads[USED_ROWS]]
+                heads[USED_ROWS] += 1
+                table[slot, series] = number
+                _clear(rows[number])
+                bits[number, :] = 0
+            row = rows[number]
+            bits[number, word] |= bit
+            if _take(row, value[at], raw[at], weight[at], rank):
+                _put(row, entries, heads, _code(value[at], raw[at], below, inside), 1)
+                if row.entries > row.limit:
+                    _shorten(row, entries, heads)
+    return int(starts[-1])
+
+
+@compiled
+def mark(
+    starts: Any,
+    before: Any,
+    offsets: Any,
+    maps: Any,
+    metric: Any,
+    pane: Any,
+    flags: Any,
+    wanted: int,
+    low: int,
+    seen: Any,
+) -> Any:
+    """Notes in ``seen`` which panes (counted from ``low``) get a sample; arguments as of :func:`fold`."""
+    for frame in range(len(starts) - 1):
+        boundary, offset = before[frame], offsets[frame]
+        for at in range(starts[frame], starts[frame + 1]):
+            if flags[at] & wanted and pane[at] >= boundary and maps[offset + metric[at]] >= 0:
+                seen[pane[at] - low] = True
+
+
+@compiled
+def gather(chosen: Any, rows: Any, entries: Any, out: Any) -> Any:
+    """Buckets of rows in order, without a change: (position in ``chosen``, bucket, count) into ``out``."""
+    longest = 1
+    for number in chosen:
+        longest = max(longest, rows[number].entries)
+    codes, counts = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    at = 0
+    for place in range(len(chosen)):
+        kept = _sum_up(rows[chosen[place]], entries, codes, counts)
+        for some in range(kept):
+            out[0, at], out[1, at], out[2, at] = place, codes[some], counts[some]
+            at += 1
+    return at
+
+
+@compiled
+def let_go(chosen: Any, rows: Any, entries: Any, heads: Any) -> Any:
+    """Gives back the entries of rows."""
+    for number in chosen:
+        _let_go(rows[number], entries, heads)
+
+
+@compiled
+def fill(chosen: Any, places: Any, codes: Any, counts: Any, rows: Any, entries: Any, heads: Any) -> Any:
+    """Puts buckets into rows: entry i into row ``chosen[places[i]]``, as :func:`gather` gave them."""
+    for at in range(len(places) - 1, -1, -1):
+        row = rows[chosen[places[at]]]
+        _put(row, entries, heads, codes[at], counts[at])
+        row.limit = max(LONG, 2 * row.entries)
+
+
+@compiled
+def moments(rows: Any, mean: Any, std: Any) -> Any:
+    """Weighted mean and population deviation of each row; NaN without a weighted finite sample."""
+    for at in range(len(rows)):
+        row = rows[at]
+        total = row.weight
+        if not total > 0.0:
+            mean[at] = std[at] = np.nan
+            continue
+        shift = row.shift
+        moved = row.sum1 / total
+        variance = max(row.sum2 / total - moved * moved, 0.0)
+        if shift != 0:
+            mean[at] = math.ldexp(math.ldexp(row.centre, -shift) + moved, shift)
+            std[at] = math.ldexp(math.sqrt(variance), shift)
+            continue
+        mean[at] = row.centre + moved
+        std[at] = math.sqrt(variance)
+        lifted = row.sum2_tiny / total
+        if lifted > 0.0 and math.sqrt(row.sum2 / total) < TINY:
+            moved = math.ldexp(moved, LIFT)
+            std[at] = math.ldexp(math.sqrt(max(lifted - moved * moved, 0.0)), -LIFT)
