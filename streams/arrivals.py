@@ -240,7 +240,7 @@ def _make_room(moment: Moment, attempt: Attempt, arrival: Arrival, closings: lis
 def _tell_crowded(moment: Moment, attempt: Attempt, name: Axis, arrival: Arrival) -> None:
     """Names the process that holds the watermark, once per axis: its clock, or its log, is far behind."""
     mark = attempt.axes[name].watermark
-    held = [(mark.newest[at] or 0, at) for at in range(len(attempt.processes)) if mark.holds(at)]
+    held = [(mark.newest[at], at) for at in range(len(attempt.processes)) if mark.holds(at)]
     text = f"more than {MAX_OPEN_PANES} {name} panes would be open: the oldest are closed, "
     process = None
     if not held:

@@ -21,6 +21,7 @@ from driftline.streams.windowing import AxisPlan, plan
 
 AXES: tuple[Axis, ...] = ("time", "step")
 NOTHING_CLOSED = -(1 << 62)
+NEVER_US = -(1 << 62)
 MAX_RUNS = 10_000
 MAX_PROCESSES = 65_536
 """Per run, those included that are only remembered."""
@@ -86,12 +87,16 @@ class Attempt:
         self.world_role = ""
         self.rewound_to: int | None = None
         self.seats: dict[str, str] = {}
-        """ "role/rank" -> process."""
+        """ "role/rank" -> process; see :meth:`sit`."""
+        self.lively = 0
+        """Number of a process that was alive when that was last asked: where to look first."""
         self.processes: list[str] = []
         self.left: list[bool] = []
         """Ended, or moved to a later attempt."""
         self.parked: set[int] = set()
         """Numbers of those that expired here."""
+        self._seated: dict[str, int] = {}
+        """Seats by role."""
         self.series = Series()
         self.missing = MissingNotes()
         self.detection = detection
@@ -168,16 +173,21 @@ class Attempt:
         """64-bit words that hold one bit per process."""
         return (len(self.processes) + 63) // 64
 
+    def sit(self, seat: str | None, process: str) -> None:
+        """A process takes a seat, unless another has it."""
+        if seat is not None and seat not in self.seats:
+            self.seats[seat] = process
+            role = seat.rpartition("/")[0]
+            self._seated[role] = self._seated.get(role, 0) + 1
+
     def awaited(self, now_us: int, grace_us: int) -> int:
         """Ranks of the announced world that have not started, as long as that may be."""
         if self.world_size is None or now_us >= self.started_us + grace_us:
             return 0
-        return max(0, self.world_size - sum(seat.startswith(self.world_role + "/") for seat in self.seats))
+        return max(0, self.world_size - self._seated.get(self.world_role, 0))
 
     def presence(self, axis: AxisState, now_us: int, grace_us: int) -> Presence:
-        mark = axis.watermark
-        holds = [mark.holds(number) for number in range(len(self.processes))]
-        return Presence(list(mark.first), list(mark.newest), holds, self.awaited(now_us, grace_us))
+        return Presence.of(axis.watermark, self.awaited(now_us, grace_us))
 
 
 @dataclass(slots=True)
@@ -194,6 +204,12 @@ class Run:
     processes: dict[str, Process] = field(default_factory=dict)
     ended: bool = False
     title: str = ""
+    heard_us: int = NEVER_US
+    """No process that has not ended was last heard of before this: a bound, see ``ticks``."""
+    awake_us: int = NEVER_US
+    """The same, of those that are not idle."""
+    known_us: int = NEVER_US
+    """The same, of those that are not parked."""
 
     @property
     def attempt(self) -> Attempt:

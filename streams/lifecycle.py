@@ -1,4 +1,4 @@
-"""Starts, ends, rewinds, ticks and configurations: what moves attempts and runs through their life."""
+"""Starts, ends, rewinds and configurations: what moves attempts and runs through their life."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from driftline.errors import SettingsError
 from driftline.streams import memory
 from driftline.streams.attempts import (
     AXES,
-    MAX_PROCESSES,
     Attempt,
     AxisState,
     PartitionState,
@@ -23,7 +22,7 @@ from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
 from driftline.streams.outputs import Outbox
 from driftline.streams.panes import POSITION_LIMIT
 from driftline.streams.processes import counts, full, join, open_attempt
-from driftline.streams.views import CheckpointView, Factories, Liveness, TriggerReason
+from driftline.streams.views import CheckpointView, Factories, TriggerReason
 from driftline.streams.windowing import plan
 
 MAX_US = 10**15
@@ -57,7 +56,7 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
     process.rank, process.role, process.host = event.rank, event.role, event.host
     process.child = bool(event.parent)
     if seat is not None:
-        attempt.seats[seat] = event.process
+        attempt.sit(seat, event.process)
         _learn_world(moment, attempt, event)
     process.started_us = event.time_us
     counts(moment, process, event.seq)
@@ -123,7 +122,7 @@ def _learn_world(moment: Moment, attempt: Attempt, event: events.ProcessStarted)
     attempt.world_size, attempt.world_role = event.world_size, event.role
     before = moment.run.attempts.get(attempt.number - 1)
     if before is not None and before.world_size not in (None, event.world_size):
-        _fact(
+        tell(
             moment,
             attempt,
             "world_changed",
@@ -137,7 +136,7 @@ def _next_attempt(moment: Moment, why: str, make: Factories) -> Attempt:
     if before.finished:  # what speaks of its silence is over too
         moment.alerts(before, before.detection.end(moment.now_us))
     attempt = open_attempt(moment.state, moment.run, make)
-    _fact(moment, attempt, "attempt_started", f"attempt {attempt.number} started: {why}")
+    tell(moment, attempt, "attempt_started", f"attempt {attempt.number} started: {why}")
     return attempt
 
 
@@ -155,16 +154,14 @@ def rewound(moment: Moment, event: events.RunRewound, process: Process, make: Fa
     process.attempt, process.number = attempt.number, attempt.join(process.name, run.now_us)
     process.maps.clear()
     attempt.finished = False
-    seat = seat_of(process.role, process.rank)
-    if seat is not None:
-        attempt.seats.setdefault(seat, process.name)
+    attempt.sit(seat_of(process.role, process.rank), process.name)
 
 
 def ended(moment: Moment, process: Process, config: PipelineConfig) -> None:
     process.ended = True
     attempt = moment.run.attempts[process.attempt]
     attempt.leave(process.number)
-    _fact(
+    tell(
         moment,
         attempt,
         "process_left",
@@ -233,12 +230,22 @@ def finish_if_over(moment: Moment, attempt: Attempt, config: PipelineConfig) -> 
     run = moment.run
     if attempt.finished or not attempt.processes or attempt.awaited(moment.now_us, config.start_grace_us):
         return attempt.finished
-    for name, left in zip(attempt.processes, attempt.left, strict=True):
-        process = run.processes.get(name)
-        if not (left or process is None or process.idle or process.attempt != attempt.number):
-            return False
+    if _someone_lives(run, attempt):
+        return False
     finish(moment, attempt, config)
     return True
+
+
+def _someone_lives(run: Run, attempt: Attempt) -> bool:
+    """Whether a process of the attempt neither ended nor fell idle; looks first at who did so before."""
+    count = len(attempt.processes)
+    for at in range(count):
+        number = (attempt.lively + at) % count
+        process = None if attempt.left[number] else run.processes.get(attempt.processes[number])
+        if process is not None and not process.idle and process.attempt == attempt.number:
+            attempt.lively = number
+            return True
+    return False
 
 
 def finish(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
@@ -250,12 +257,12 @@ def finish(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
     if attempt.number == moment.run.current and not moment.run.ended:
         moment.run.ended = True
         _request(moment, moment.run.triggers.ended(moment.now_us))
-        silent = _fell_silent(moment.run, attempt)
+        silent = fell_silent(moment.run, attempt)
         text = "no process gave a sign any more" if silent else "every process ended"
-        _fact(moment, attempt, "run_ended", f"run ended: {text}", detail={"silent": silent})
+        tell(moment, attempt, "run_ended", f"run ended: {text}", detail={"silent": silent})
 
 
-def _fell_silent(run: Run, attempt: Attempt) -> bool:
+def fell_silent(run: Run, attempt: Attempt) -> bool:
     """Whether a process never said that it ended. A child may be killed at any time: nobody waits for it."""
     pairs = zip(attempt.processes, attempt.left, strict=True)
     return any(not (left or ((p := run.processes.get(name)) and p.child)) for name, left in pairs)
@@ -271,82 +278,12 @@ def flush(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
     close(moment, attempt, closings, flush=True)
 
 
-def tick_run(moment: Moment, config: PipelineConfig, hole_us: int) -> None:
-    """Time moved on for one run."""
-    run = moment.run
-    if hole_us:
-        _forgive_hole(moment, hole_us)
-    for process in run.processes.values():
-        _rest(moment, process, config)
-    for number in sorted(run.attempts):
-        attempt = run.attempts[number]
-        if not finish_if_over(moment, attempt, config):
-            advance(moment, attempt, config)
-            _grace(moment, attempt, config)
-        tell_late(moment, attempt)
-    _tick_detection(moment)
-
-
-def _forgive_hole(moment: Moment, hole_us: int) -> None:
-    """Nobody watched: what was last seen before the hole counts as seen after it."""
-    run = moment.run
-    run.last_us = min(run.now_us, run.last_us + hole_us)
-    for process in run.processes.values():
-        process.last_seen_us = min(run.now_us, process.last_seen_us + hole_us)
-    for attempt in run.attempts.values():
-        for axis in attempt.axes.values():
-            moved = axis.watermark.moved_us
-            axis.watermark.moved_us = [min(run.now_us, at + hole_us) for at in moved]
-    if not run.ended:
-        text = f"nobody watched for {hole_us / 1e6:.1f} s: silence in that time is not counted"
-        _fact(moment, run.attempt, "hole", text, start=run.now_us - hole_us, end=run.now_us)
-
-
-def _rest(moment: Moment, process: Process, config: PipelineConfig) -> None:
-    """A process that was silent for the idle limit, or did not move on an axis, lets go of the watermark."""
-    if process.ended or process.parked:
-        return
-    attempt = moment.run.attempts.get(process.attempt)
-    if attempt is None:
-        return
-    silent = moment.now_us - process.last_seen_us > config.idle_us
-    if silent and not process.idle:
-        process.idle = True
-        _fact(
-            moment,
-            attempt,
-            "process_idle",
-            f"process {process.name} (rank {process.rank}): nothing since {config.idle_us / 1e6:g} s",
-            process=process.name,
-            rank=process.rank,
-        )
-    for axis in attempt.axes.values():
-        mark = axis.watermark
-        if silent or moment.now_us - mark.moved_us[process.number] > config.idle_us:
-            mark.release(process.number)
-
-
-def _grace(moment: Moment, attempt: Attempt, config: PipelineConfig) -> None:
-    """Ranks that never started stop counting, with one note."""
-    if attempt.grace_over or moment.now_us < attempt.started_us + config.start_grace_us:
-        return
-    attempt.grace_over = True
-    if attempt.world_size is None:
-        return
-    ranks = range(min(attempt.world_size, MAX_PROCESSES))
-    absent = [rank for rank in ranks if f"{attempt.world_role}/{rank}" not in attempt.seats]
-    if absent:
-        named = ", ".join(map(str, absent[:16])) + (", ..." if len(absent) > 16 else "")
-        text = f"{len(absent)} of {attempt.world_size} ranks never started: {named}"
-        _fact(moment, attempt, "missing", text, count=len(absent), detail={"ranks": absent[:256]})
-
-
 def tell_late(moment: Moment, attempt: Attempt) -> None:
     """One fact per metric and axis for the late samples since the last time."""
     told = sorted(attempt.late.items())
     attempt.late = {}
     for (axis, metric), (count, low, high) in told[: MAX_FACTS * 4]:
-        _fact(
+        tell(
             moment,
             attempt,
             "late",
@@ -361,77 +298,7 @@ def tell_late(moment: Moment, attempt: Attempt) -> None:
     if len(told) > MAX_FACTS * 4:
         rest = told[MAX_FACTS * 4 :]
         count = sum(told[0] for _, told in rest)
-        _fact(moment, attempt, "late", f"{len(rest)} further metrics: {count} samples were late", count=count)
-
-
-def _tick_detection(moment: Moment) -> None:
-    run = moment.run
-    attempt = run.attempt
-    if attempt.finished and not _fell_silent(run, attempt):  # silence is still watched: that is an alert
-        return
-    processes = [
-        Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
-        for _, p in sorted(run.processes.items())
-        if p.attempt == run.current and not p.parked and not p.child
-    ]
-    moment.alerts(attempt, attempt.detection.tick(run.now_us, processes))
-
-
-def expire(moment: Moment, config: PipelineConfig) -> bool:
-    """Parks processes that gave no record for the expiry time; True when the whole run goes."""
-    run = moment.run
-    if run.now_us - run.last_us > config.expire_us:
-        for number in sorted(run.attempts):
-            attempt = run.attempts[number]
-            if not attempt.finished:
-                finish(moment, attempt, config)
-            elif number == run.current:
-                moment.alerts(attempt, attempt.detection.end(moment.now_us))
-        memory.remember(moment.state, run)
-        return True
-    old = [
-        p
-        for p in run.processes.values()
-        if not p.parked and (p.ended or p.idle) and run.now_us - p.last_seen_us > config.expire_us
-    ]
-    for process in old:
-        process.parked = True
-        process.maps.clear()
-        if process.attempt in run.attempts:
-            run.attempts[process.attempt].park(process.number)
-    _forget_attempts(moment, config, some_left=bool(old))
-    for number in sorted({process.attempt for process in old} & run.attempts.keys()):
-        _compact(run, run.attempts[number])
-    return False
-
-
-def _compact(run: Run, attempt: Attempt) -> None:
-    """An attempt that lives for weeks, with a process for each evaluation, keeps few numbers."""
-    found = attempt.compact()
-    if found is None:
-        return
-    for process in run.processes.values():
-        if process.attempt == attempt.number and process.number >= 0:
-            process.number = found.get(process.number, -1)
-
-
-def _forget_attempts(moment: Moment, config: PipelineConfig, *, some_left: bool) -> None:
-    """Drops attempts without a process: at once those that rewinds leave behind (a run may rewind for days).
-
-    The last one before the current is kept as long as processes stay: its world is compared with the next.
-    """
-    run = moment.run
-    if not some_left and len(run.attempts) <= 2:
-        return
-    homes = {p.attempt for p in run.processes.values() if not p.parked}
-    for number in sorted(run.attempts):
-        attempt = run.attempts[number]
-        if number == run.current or number in homes:
-            continue
-        if some_left or (attempt.finished and number < run.current - 1):
-            if not attempt.finished:
-                finish(moment, attempt, config)
-            del run.attempts[number]
+        tell(moment, attempt, "late", f"{len(rest)} further metrics: {count} samples were late", count=count)
 
 
 # --- configuration -----------------------------------------------------------------------------------------
@@ -494,7 +361,7 @@ def apply_config(
             process.maps.clear()
         if not run.ended:
             text = f"configuration {event.digest} holds from here on"
-            _fact(moment, run.attempt, "config", text, detail={"digest": event.digest})
+            tell(moment, run.attempt, "config", text, detail={"digest": event.digest})
 
 
 def _reconfigure(
@@ -527,5 +394,5 @@ def _fresh_axis(old: AxisState, name: configuration.Axis, config: PipelineConfig
     return fresh
 
 
-def _fact(moment: Moment, attempt: Attempt, what: events.FactKind, text: str, **fields: object) -> None:
+def tell(moment: Moment, attempt: Attempt, what: events.FactKind, text: str, **fields: object) -> None:
     moment.outbox.fact(moment.offset, moment.run.name, attempt.number, what, moment.now_us, text, **fields)

@@ -89,8 +89,8 @@ def revive(state: PartitionState, name: str, now_us: int, make: Factories) -> Ru
             child=place.child,
         )
         seat = seat_of(place.role, place.rank)
-        if seat is not None and place.attempt == known.current and not place.stray:
-            attempt.seats.setdefault(seat, process)
+        if place.attempt == known.current and not place.stray:
+            attempt.sit(seat, process)
     return run
 
 

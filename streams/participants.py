@@ -14,10 +14,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from driftline.streams.aggregates import I64, U64, Bool
 from driftline.streams.kernels.merge import popcount
 from driftline.streams.panes import pick, widen
+from driftline.streams.watermark import FREE, Watermark
 
 MAX_METRICS = 10_000
 MAX_SERIES = 131_072
@@ -136,25 +138,29 @@ def _rank_of(group: str) -> int | None:
 class Presence(NamedTuple):
     """What a closing pane or window needs to know of the processes, as it was at one record."""
 
-    first: list[int | None]
-    newest: list[int | None]
-    holds: list[bool]
+    first: I64
+    """Where each process began on the axis; beyond every end where it has not."""
+    newest: I64
+    """How far each is, and beyond every start where it still holds the watermark."""
     awaited: int
     """Ranks of the announced world that have not started, within the grace."""
 
+    @classmethod
+    def of(cls, mark: Watermark, awaited: int) -> Presence:
+        """As it is now."""
+        held = mark.held()
+        newest = np.where(held != FREE, FREE, np.array(mark.newest, np.int64))
+        return cls(np.array(mark.first, np.int64), newest, awaited)
+
     def mask(self, starts: I64, ends: I64) -> U64:
-        """Bits of the processes that could give a sample in each [start, end)."""
-        low = np.iinfo(np.int64).min
-        first = np.array([-low - 1 if f is None else f for f in self.first], np.int64)
-        newest = np.array([low if n is None else n for n in self.newest], np.int64)
-        could = (first[None, :] < ends[:, None]) & (
-            np.array(self.holds, np.bool_)[None, :] | (newest[None, :] >= starts[:, None])
-        )
-        words = (len(first) + 63) // 64
-        padded = np.zeros((len(starts), words * 64), np.bool_)
-        padded[:, : len(first)] = could
+        """Bits of the processes that could give a sample in each [start, end); ``ends`` follow ``starts``."""
+        distinct, index, inverse = np.unique(starts, return_index=True, return_inverse=True)
+        could = self.first[None, :] < ends[index][:, None]
+        could &= self.newest[None, :] >= distinct[:, None]
+        padded = np.zeros((len(distinct), (len(self.first) + 63) // 64 * 64), np.bool_)
+        padded[:, : len(self.first)] = could
         packed = np.packbits(padded, axis=1, bitorder="little")
-        return packed.view("<u8").astype(np.uint64, copy=False)
+        return packed.view("<u8").astype(np.uint64, copy=False)[inverse]
 
 
 def expected(table: Series, series: I64, present: U64, mask: U64, awaited: int) -> I64:
@@ -178,69 +184,114 @@ class Missed(NamedTuple):
 
 
 class MissingNotes:
-    """Which (series, process) pairs are missing now, so that each absence is told once."""
+    """Which processes are missing in which series now, so that each absence is told once."""
 
     def __init__(self) -> None:
-        self.absent: dict[tuple[int, int], int] = {}
-        """Pairs that are missing now."""
-        self.told: dict[tuple[int, int], int] = {}
+        self._absent: dict[int, U64] = {}
+        """Series -> bits of the processes that are missing now."""
+        self._told: dict[int, npt.NDArray[np.uint8]] = {}
+        """Series -> how often that was told, by process."""
+        self._noted = 0
+        """Pairs that were told of."""
 
     def note(self, table: Series, pane: I64, series: I64, present: U64, mask: U64) -> list[Missed]:
         """Whole-run cells of closing panes, in order of panes; ``mask`` per cell."""
         words = max(table.bits.shape[1], present.shape[1], mask.shape[1])
-        lacks = widen(table.bits[series], words) & widen(mask, words) & ~widen(present, words)
-        chosen = np.flatnonzero(lacks.any(axis=1))
-        self._came_back(series, present, lacks)
+        present = widen(present, words)
+        lacks = widen(table.bits[series], words) & widen(mask, words) & ~present
+        self._came_back(series, present)
         new: dict[int, Missed] = {}
-        for at in chosen.tolist():
+        for at in np.flatnonzero(lacks.any(axis=1)).tolist():
             number, position = int(series[at]), int(pane[at])
-            for process in _bits(lacks[at]):
-                pair = (number, process)
-                if self.absent.get(pair) or self.told.get(pair, 0) >= MAX_TOLD:
-                    continue
-                if len(self.told) >= MAX_NOTED and pair not in self.told:
-                    continue
-                self.absent[pair] = 1
-                self.told[pair] = self.told.get(pair, 0) + 1
+            processes = self._first_told(number, lacks[at])
+            if processes:
                 missed = new.setdefault(number, Missed(table.metrics[number], [], position, position))
-                missed.processes.append(process)
+                missed.processes.extend(processes)
                 new[number] = missed._replace(end=position)
         return list(new.values())
 
+    def _came_back(self, series: I64, present: U64) -> None:
+        """Who gave a sample in the last of the panes is no longer missing."""
+        if not self._absent:
+            return
+        last = {number: at for at, number in enumerate(series.tolist())}
+        for number in self._absent.keys() & last.keys():
+            absent = self._absent[number]
+            absent &= ~present[last[number], : len(absent)]
+            if not absent.any():
+                del self._absent[number]
+
+    def _first_told(self, series: int, lacks: U64) -> list[int]:
+        """Of those that a series lacks, who is to be told of now."""
+        absent = self._absent.get(series, _NOBODY)
+        if len(absent) < len(lacks):
+            absent = np.pad(absent, (0, len(lacks) - len(absent)))
+        found = _places(lacks & ~absent)
+        if not len(found):
+            return []
+        told = self._told.get(series, _NEVER)
+        if len(told) <= found[-1]:
+            told = np.pad(told, (0, len(lacks) * 64 - len(told)))
+        times = told[found]
+        found = found[(times < MAX_TOLD) & _at_most(times == 0, MAX_NOTED - self._noted)]
+        if not len(found):
+            return []
+        self._noted += int(np.count_nonzero(told[found] == 0))
+        told[found] += 1
+        np.bitwise_or.at(absent, found >> 6, np.uint64(1) << (found & 63).astype(np.uint64))
+        self._absent[series], self._told[series] = absent, told
+        return list(found.tolist())
+
     def forget(self, process: int) -> None:
         """Nothing is missing of a process that is gone for good."""
-        self.told = {pair: told for pair, told in self.told.items() if pair[1] != process}
-        self.absent = {pair: 1 for pair in self.absent if pair[1] != process}
+        word, bit = process >> 6, np.uint64(1 << (process & 63))
+        for absent in self._absent.values():
+            if word < len(absent):
+                absent[word] &= ~bit
+        for told in self._told.values():
+            if process < len(told) and told[process]:
+                told[process] = 0
+                self._noted -= 1
 
     def renumber(self, found: dict[int, int]) -> None:
-        self.told = {(series, found[at]): told for (series, at), told in self.told.items()}
-        self.absent = {(series, found[at]): 1 for series, at in self.absent}
+        """Processes have new numbers; of those that have none nothing is noted."""
+        self.restore([[series, found[at], *rest] for series, at, *rest in self.dump().tolist()])
 
-    def dump(self) -> list[list[int]]:
-        return [[*pair, told, self.absent.get(pair, 0)] for pair, told in self.told.items()]
+    def dump(self) -> I64:
+        """Rows of series, process, how often it was told, whether it is missing now."""
+        rows: list[list[int]] = []
+        for series in sorted(self._told):
+            told = self._told[series]
+            absent = set(_places(self._absent[series]).tolist()) if series in self._absent else set()
+            rows += [[series, at, int(told[at]), int(at in absent)] for at in np.flatnonzero(told).tolist()]
+        return np.array(rows, np.int64).reshape(-1, 4)
 
-    def restore(self, dumped: list[list[int]]) -> None:
-        self.told = {(series, process): told for series, process, told, _ in dumped}
-        self.absent = {(series, process): 1 for series, process, _, absent in dumped if absent}
+    def restore(self, dumped: I64 | list[list[int]]) -> None:
+        self._absent, self._told = {}, {}
+        rows = np.array(dumped, np.int64).reshape(-1, 4)
+        self._noted = len(rows)
+        for series in np.unique(rows[:, 0]).tolist():
+            _, process, times, is_absent = rows[rows[:, 0] == series].T
+            told = np.zeros((int(process.max()) // 64 + 1) * 64, np.uint8)
+            told[process] = times
+            self._told[series] = told
+            if is_absent.any():
+                flags = np.zeros(len(told), np.bool_)
+                flags[process[is_absent > 0]] = True
+                packed = np.packbits(flags, bitorder="little")
+                self._absent[series] = packed.view("<u8").astype(np.uint64)
 
-    def _came_back(self, series: I64, present: U64, lacks: U64) -> None:
-        if not any(self.absent.values()):
-            return
-        last = {int(number): at for at, number in enumerate(series.tolist())}
-        for pair, is_absent in list(self.absent.items()):
-            at = last.get(pair[0])
-            word = pair[1] >> 6
-            if not is_absent or at is None or word >= present.shape[1]:
-                continue
-            if int(present[at, word]) >> (pair[1] & 63) & 1:
-                del self.absent[pair]
+
+_NOBODY: U64 = np.empty(0, np.uint64)
+_NEVER: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-def _bits(words: U64) -> list[int]:
-    return [
-        index * 64 + bit
-        for index, word in enumerate(words.tolist())
-        if word
-        for bit in range(64)
-        if word >> bit & 1
-    ]
+def _places(words: U64) -> I64:
+    """Numbers of the bits that are set."""
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+
+
+def _at_most(chosen: Bool, limit: int) -> Bool:
+    """All, but only the first ``limit`` of those that are ``chosen``."""
+    kept: Bool = ~chosen | (np.cumsum(chosen) <= limit)
+    return kept

@@ -16,7 +16,7 @@ from driftline import records as wire
 from driftline.config import PipelineConfig
 from driftline.errors import BadRecord, SettingsError
 from driftline.records import Output, Record
-from driftline.streams import arrivals, lifecycle, memory, processes, snapshot
+from driftline.streams import arrivals, lifecycle, memory, processes, snapshot, ticks
 from driftline.streams.arrivals import Arrival
 from driftline.streams.attempts import Attempt, PartitionState, Run
 from driftline.streams.closing import Moment
@@ -260,8 +260,8 @@ class Pipeline:
             run = state.runs[name]
             run.now_us = max(run.now_us, time_us)
             moment = Moment(state, outbox, offset, run, run.now_us)
-            lifecycle.tick_run(moment, state.config, hole_us)
-            if lifecycle.expire(moment, state.config):
+            ticks.tick_run(moment, state.config, hole_us)
+            if ticks.expire(moment, state.config):
                 del state.runs[name]
                 state.count("runs_expired")
                 state.runs_refused_told = False

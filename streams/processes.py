@@ -168,9 +168,7 @@ def first_frame(state: PartitionState, run: Run, frame: frames.Frame) -> Process
         return None
     process = join(run, run.attempt, frame.process)
     process.rank = frame.rank
-    seat = seat_of(process.role, process.rank)
-    if seat is not None:
-        run.attempt.seats.setdefault(seat, process.name)
+    run.attempt.sit(seat_of(process.role, process.rank), process.name)
     return process
 
 

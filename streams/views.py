@@ -5,6 +5,8 @@ The engine (``pipeline``) closes panes and keeps liveness; detectors and trigger
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from driftline.config import Axis, PipelineConfig
@@ -56,6 +58,14 @@ class Liveness(NamedTuple):
     ended: bool
 
 
+class Watched(Sequence[Liveness]):
+    """The processes of the current attempt, in order of their names: made only where somebody looks."""
+
+    @abstractmethod
+    def heard_since(self, time_us: int) -> bool:
+        """True: all that have not ended gave a sign of life at that time or later. False: perhaps not."""
+
+
 class AlertChange(NamedTuple):
     """A detector's word; the engine adds run, attempt and output id and sends it as an ``Alert``."""
 
@@ -95,7 +105,7 @@ class Detection(Protocol):
         """Panes of one (axis, metric) come in order; metrics of one position in order of their names."""
         ...
 
-    def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
+    def tick(self, now_us: int, processes: Sequence[Liveness]) -> list[AlertChange]:
         """Time moved on; processes in order of their names."""
         ...
 

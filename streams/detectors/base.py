@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -42,7 +43,7 @@ class Detector(Generic[S]):
         """A pane that it wants has closed."""
         return []
 
-    def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
+    def tick(self, now_us: int, processes: Sequence[Liveness]) -> list[AlertChange]:
         """Time moved on."""
         return []
 

@@ -8,12 +8,14 @@ longer tracked. Holes in the ticks are already taken out of ``last_seen_us`` by 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from driftline.config import DetectorSpec
 from driftline.streams.detectors.base import Detector, figure, lifecycle_of, named
 from driftline.streams.detectors.lifecycle import Finding
-from driftline.streams.views import AlertChange, Liveness
+from driftline.streams.views import AlertChange, Liveness, Watched
 
 _RUN = "*"
 SILENT_MAX = 10_000
@@ -35,7 +37,10 @@ class SilentRank(Detector[SilentState]):
         self._silent_us = int(params["silent_s"] * 1_000_000)
         self.state = SilentState()
 
-    def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
+    def tick(self, now_us: int, processes: Sequence[Liveness]) -> list[AlertChange]:
+        since_us = now_us - self._silent_us
+        if not self.state.silent and isinstance(processes, Watched) and processes.heard_since(since_us):
+            return []
         alive = [process for process in processes if not process.ended]
         silent = [process for process in alive if now_us - process.last_seen_us > self._silent_us]
         newest_us = max((process.last_seen_us for process in alive), default=now_us)
@@ -51,7 +56,7 @@ class SilentRank(Detector[SilentState]):
         self.state.silent.clear()
         return super().end(now_us)
 
-    def _heard(self, now_us: int, processes: list[Liveness], silent: list[Liveness]) -> list[AlertChange]:
+    def _heard(self, now_us: int, processes: Sequence[Liveness], silent: list[Liveness]) -> list[AlertChange]:
         """Resolves what is silent no more."""
         if not self.state.silent:
             return []
@@ -120,7 +125,7 @@ class SilentRank(Detector[SilentState]):
         return self.alerts.found(_RUN, finding, now_us)
 
 
-def _alive(processes: list[Liveness]) -> int:
+def _alive(processes: Sequence[Liveness]) -> int:
     return sum(not process.ended for process in processes)
 
 

@@ -6,6 +6,7 @@ order. State is kept by name and kind: with a changed configuration only what bo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from driftline.config import Axis, DetectorKind, DetectorSpec, PipelineConfig
@@ -75,7 +76,7 @@ class Detectors:
                 self._routes[axis, metric] = route
         return route
 
-    def tick(self, now_us: int, processes: list[Liveness]) -> list[AlertChange]:
+    def tick(self, now_us: int, processes: Sequence[Liveness]) -> list[AlertChange]:
         """Time moved on."""
         return [change for detector in self._all.values() for change in detector.tick(now_us, processes)]
 
