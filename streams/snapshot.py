@@ -138,7 +138,7 @@ def _load_run(plain: dict[str, Any], config: PipelineConfig, make: Factories) ->
     return run
 
 
-_ATTEMPT = ("world_size", "world_role", "rewound_to", "seats", "processes", "left", "finished", "grace_over")
+_ATTEMPT = ("world_size", "world_role", "rewound_to", "processes", "left", "finished", "grace_over")
 
 
 def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
@@ -146,6 +146,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "number": attempt.number,
         "started_us": attempt.started_us,
         **{name: getattr(attempt, name) for name in _ATTEMPT},
+        "seats": attempt.seats,
         "parked": sorted(attempt.parked),
         "refused_told": attempt.refused_told,
         "crowded_told": attempt.crowded_told,
@@ -163,6 +164,8 @@ def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories
     attempt = Attempt(plain["number"], plain["started_us"], detection, config)
     for name in (*_ATTEMPT, "refused_told", "crowded_told"):
         setattr(attempt, name, plain[name])
+    for seat, process in plain["seats"].items():
+        attempt.sit(seat, process)
     attempt.parked = set(plain["parked"])
     attempt.series.restore(plain["series"])
     attempt.missing = MissingNotes()
