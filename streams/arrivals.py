@@ -295,14 +295,16 @@ def _refuse(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, placed:
     attempt.refused_told.append(name)
     arrival = batch.arrivals[int(frame[refused[0]])]
     metric = arrival.frame.names[int(batch.samples.metric[refused[0]])]
+    why = f"is beyond the bounds of windows (names, panes dated ahead, or its {name})"
+    if metric in attempt.derivations.names:
+        why = "has the name of a derived metric, whose values the windows show: declare that by another name"
     moment.outbox.fact(
         arrival.offset,
         moment.run.name,
         attempt.number,
         "refused",
         arrival.now_us,
-        f"{metric}: a sample is beyond the bounds of windows (names, panes dated ahead, or its {name}); "
-        "it is stored, but in no window. Further ones are only counted.",
+        f"{metric}: a sample {why}; it is stored, but in no window. Further ones are only counted.",
         metric=metric,
         process=arrival.process.name,
         rank=arrival.process.rank,

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from driftline.config import Axis, PipelineConfig
+from driftline.streams.derived import Derivations
+from driftline.streams.formulas import Memory
 from driftline.streams.panes import ClosedLog, OpenPanes
 from driftline.streams.participants import FrameMap, MissingNotes, Presence, Series
 from driftline.streams.views import Detection, TriggerState
@@ -75,6 +77,8 @@ class AxisState:
         """Panes below this are closed."""
         self.out: list[int | None] = [None for _ in how.specs]
         """Per spec: windows that end here or earlier are out."""
+        self.memories: dict[str, Memory] = {}
+        """By derived metric: what it keeps between closings."""
 
 
 class Attempt:
@@ -101,6 +105,7 @@ class Attempt:
         self.missing = MissingNotes()
         self.detection = detection
         self.watched = detection.per_rank()
+        self.derivations = Derivations(config)
         self.finished = False
         self.grace_over = False
         self.late: dict[tuple[Axis, str], list[int]] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from driftline.config import Axis
 from driftline.streams.attempts import Attempt, AxisState, PartitionState, Run
+from driftline.streams.derived import Closed
 from driftline.streams.outputs import Outbox, WindowBlock, put_windows
 from driftline.streams.panes import ClosedCells
 from driftline.streams.participants import Presence
@@ -46,11 +47,18 @@ def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: b
     for closing in closings:
         axis = attempt.axes[closing.axis]
         cells, buckets = axis.open.close(closing.boundary)
-        axis.closed = max(axis.closed, closing.boundary)
+        before, axis.closed = axis.closed, max(axis.closed, closing.boundary)
+        logged = cells
+        if attempt.derivations:
+            world = attempt.world_size
+            closed = Closed(axis.plan, before, axis.closed, closing.presence, attempt.series, world)
+            cells, buckets, left = attempt.derivations.extend(cells, buckets, axis.memories, closed)
+            moment.state.count("derived_unfilled", left)
         if len(cells.pane):
             _show(moment, attempt, axis, cells)
-            if closing.axis == "step":
-                _note_missing(moment, attempt, axis, cells, closing.presence)
+        if len(logged.pane) and closing.axis == "step":
+            _note_missing(moment, attempt, axis, logged, closing.presence)
+        if len(cells.pane):
             public = np.array(attempt.series.public, np.bool_)
             if not public.all():
                 kept, held = public[cells.series], public[buckets.series]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from driftline import config as configuration
-from driftline import events
+from driftline import derivations, events
 from driftline.config import PipelineConfig
 from driftline.errors import SettingsError
-from driftline.streams import memory
+from driftline.streams import derived, memory
 from driftline.streams.attempts import (
     AXES,
     Attempt,
@@ -318,6 +318,7 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
             raise SettingsError("windows", spec, "time windows finer than 1 ms are not possible")
         if spec.size // plan(spec.axis, config.windows).pane > 100_000:
             raise SettingsError("windows", spec, "a window may span at most 100,000 panes: use a coarser hop")
+    derivations.check(config)
     make.detection(config)
     make.triggers(config)
     return config
@@ -377,6 +378,9 @@ def _reconfigure(
         attempt.axes[name] = _fresh_axis(old, name, config)
     for axis in attempt.axes.values():
         axis.watermark.lateness_us = config.allowed_lateness_us
+        axis.memories = derived.kept(axis.memories, before.derived, config.derived)
+    attempt.derivations = derived.Derivations(config)
+    attempt.derivations.follow_all(attempt.series)
     if (before.detectors, before.rules) != (config.detectors, config.rules):
         moment.alerts(attempt, attempt.detection.end(moment.now_us))
         attempt.detection = make.detection(config)

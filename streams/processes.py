@@ -20,6 +20,7 @@ from driftline.streams.attempts import (
 )
 from driftline.streams.closing import Moment
 from driftline.streams.dedup import admit
+from driftline.streams.derived import RANK, WHOLE
 from driftline.streams.outputs import Outbox
 from driftline.streams.participants import FrameMap
 from driftline.streams.views import Factories
@@ -192,18 +193,21 @@ def map_names(
     table = attempt.series
     whole = np.full(len(frame.names), -1, np.int64)
     for at in chosen:
-        whole[at] = table.find("", frame.names[at], public=True)
+        if frame.names[at] not in attempt.derivations.names:  # that name is taken
+            whole[at] = table.find("", frame.names[at], public=True)
+    made = _follow(attempt, "", WHOLE, frame, whole)
     groups: list[I64 | None] = []
-    for label, public, hidden in _groups(config, attempt, process, frame):
+    for kind, (label, public, hidden) in enumerate(_groups(config, attempt, process, frame), RANK):
         ids = np.full(len(frame.names), -1, np.int64)
         for at in chosen:
             name = frame.names[at]
             if label and whole[at] >= 0 and (name in public or name in hidden):
                 ids[at] = table.find(label, name, public=name in public)
+        made += _follow(attempt, label, kind, frame, ids)
         groups.append(ids if (ids >= 0).any() else None)
     found = FrameMap(whole, tuple(groups))
     every = np.concatenate([whole, *(ids for ids in groups if ids is not None)])
-    pairs = [(series, process.number) for series in every[every >= 0].tolist()]
+    pairs = [(series, process.number) for series in (*every[every >= 0].tolist(), *made)]
     if len(chosen) == len(frame.names):
         if len(process.maps) >= MAX_MAPS:
             process.maps.clear()
@@ -211,13 +215,22 @@ def map_names(
     return found, pairs
 
 
+def _follow(attempt: Attempt, label: str, kind: int, frame: frames.Frame, ids: I64) -> list[int]:
+    """Series of what is derived of the names that have one in a group."""
+    if not attempt.derivations:
+        return []
+    names = [frame.names[at] for at in np.flatnonzero(ids >= 0).tolist()]
+    return attempt.derivations.follow(attempt.series, label, kind, names)
+
+
 def _groups(
     config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame
 ) -> list[tuple[str, frozenset[str], frozenset[str]]]:
-    """Per kind: label of this process, metrics whose windows go out, metrics only for detectors."""
+    """Per kind: label of this process, metrics whose windows go out, metrics that others need."""
     rank = process.rank if frame.rank is None else frame.rank
+    _, by_rank, by_host, by_role = attempt.derivations.wanted
     return [
-        ("" if rank is None else f"rank={rank}", frozenset(config.per_rank), attempt.watched),
-        (f"host={process.host}" if process.host else "", frozenset(config.per_host), frozenset()),
-        (f"role={process.role}" if process.role else "", frozenset(config.per_role), frozenset()),
+        ("" if rank is None else f"rank={rank}", frozenset(config.per_rank), attempt.watched | by_rank),
+        (f"host={process.host}" if process.host else "", frozenset(config.per_host), by_host),
+        (f"role={process.role}" if process.role else "", frozenset(config.per_role), by_role),
     ]

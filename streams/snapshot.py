@@ -14,6 +14,7 @@ import numpy as np
 
 from driftline.config import PipelineConfig
 from driftline.errors import BadData, DriftlineError
+from driftline.streams import derived
 from driftline.streams.attempts import (
     AXES,
     Attempt,
@@ -184,6 +185,7 @@ def _dump_axis(axis: AxisState) -> dict[str, Any]:
         "log": axis.log.dump(),
         "closed": axis.closed,
         "out": axis.out,
+        "derived": derived.dump(axis.memories),
     }
 
 
@@ -192,6 +194,7 @@ def _load_axis(axis: AxisState, plain: dict[str, Any]) -> None:
     axis.open.restore(plain["open"])
     axis.log.restore(plain["log"])
     axis.closed, axis.out = plain["closed"], plain["out"]
+    axis.memories = derived.restore(plain.get("derived", {}))
 
 
 def _encode_array(value: object) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
@@ -27,11 +28,15 @@ COUNTS = ("count", "nan", "inf", "min_rank", "max_rank", "present", "expected", 
 EXACT = ("min", "max", "first", "last")
 MAX_OPEN = 8_192
 """Panes that may be open after a record; samples dated ahead may open half as many."""
+MAX_GAP = 3_600
+"""Panes without a sample that a rate fills."""
 
 
 class Sample:
     def __init__(self, value: float, weight: float, rank: int | None, process: str) -> None:
-        self.value, self.weight, self.rank, self.process = value, weight, rank, process
+        self.value, self.weight, self.rank = value, weight, rank
+        self.processes = {process}
+        self.labels: set[str] = set()
 
 
 class Axis:
@@ -53,6 +58,8 @@ class Axis:
         self.holding: dict[str, bool] = {}
         self.waiting: list[list[int]] = []
         self.late = 0
+        self.derived_to = self.begin = -(10**30)
+        self.memory: dict[tuple[str, str], Any] = {}
 
     def advance(self, process: str, low: int, high: int, now: int) -> None:
         if process not in self.first:
@@ -273,6 +280,9 @@ class Naive:
         for metric, *_ in samples:
             for group in self.groups(process, rank, frame.names[metric]):
                 attempt.part.setdefault((group, frame.names[metric]), set()).add(frame.process)
+            for derived in self.leads_to(frame.names[metric]):
+                for group in self.labels(process, rank):
+                    attempt.part.setdefault((group, derived), set()).add(frame.process)
         for name, axis in attempt.axes.items():
             boundary = axis.closed
             reached = []
@@ -297,6 +307,7 @@ class Naive:
                     continue
                 open_panes.add(position // axis.pane)
                 sample = Sample(value, weight, rank, frame.process)
+                sample.labels = set(self.labels(process, rank))
                 for group in self.groups(process, rank, frame.names[metric]):
                     key = (position // axis.pane, group, frame.names[metric])
                     axis.cells.setdefault(key, []).append(sample)
@@ -325,6 +336,15 @@ class Naive:
             where = {"run": self.name, "attempt": key[0], "axis": key[1], "metric": key[2], "process": None}
             span = {"start": min(places), "end": max(places) + 1, "count": len(places)}
             self.told.append({"what": "late"} | where | span)
+
+    def labels(self, process: Process, rank: int | None) -> list[str]:
+        """Every group, asked for or not: what a derived metric may be made of."""
+        named = (("rank", rank), ("host", process.host or None), ("role", process.role or None))
+        return ["", *(f"{kind}={label}" for kind, label in named if label is not None)]
+
+    def public(self, group: str, metric: str) -> bool:
+        kinds = {"rank": self.config.per_rank, "host": self.config.per_host, "role": self.config.per_role}
+        return not group or metric in kinds[group.partition("=")[0]]
 
     def groups(self, process: Process, rank: int | None, metric: str) -> list[str]:
         groups = [""]
@@ -432,10 +452,11 @@ class Naive:
 
     def windows(self, attempt: Attempt, axis: Axis, until: int | None) -> None:
         """All windows that end after those that are out, up to ``until``, with a sample in closed panes."""
+        self.derive(attempt, axis)
         for at, spec in enumerate(axis.specs):
             found: dict[tuple[int, str, str], list[int]] = {}
             for pane, group, metric in axis.cells:
-                if pane >= axis.closed:
+                if pane >= axis.closed or not self.public(group, metric):
                     continue
                 first = pane * axis.pane
                 start = first // spec.every * spec.every
@@ -464,7 +485,7 @@ class Naive:
     ) -> Row:
         end = start + spec.size
         part = attempt.part[(group, metric)]
-        present = {s.process for s in samples}
+        present = set().union(*(s.processes for s in samples))
         could = {
             p
             for p in part
@@ -484,7 +505,104 @@ class Naive:
             "present": len(present),
             "expected": len(could | present) + extra,
         }
+        row["derived"] = metric in {one.name for one in self.config.derived}
         return row | aggregate(samples, self.config.quantiles.get(metric, []))
+
+    # --- derived metrics -----------------------------------------------------------------------------------
+
+    def leads_to(self, metric: str) -> list[str]:
+        """What is derived of a metric, directly or not."""
+        have = [metric]
+        for one in self.config.derived:
+            if one.of in have or one.per in have:
+                have.append(one.name)
+        return have[1:]
+
+    def derive(self, attempt: Attempt, axis: Axis) -> None:
+        """Values of panes that are closed since the last time, as samples of their own."""
+        begin, axis.derived_to = axis.derived_to, max(axis.derived_to, axis.closed)
+        for one in self.config.derived:
+            if axis.name == "step" and (one.kind == "rate" or one.half_life_us):
+                continue
+            if axis.name == "time" and one.half_life_steps:
+                continue
+            groups = [group for group, metric in attempt.part if metric == one.name]
+            for group in groups if one.kind != "spread" else [""]:
+                panes = sorted({pane for pane, _, _ in axis.cells if begin <= pane < axis.closed})
+                make = getattr(self, f"derive_{one.kind}")
+                axis.begin = begin
+                for pane, value, weight, rank, processes in make(attempt, axis, one, group, panes):
+                    if math.isfinite(value):
+                        sample = Sample(value, weight, rank, "")
+                        sample.processes, sample.labels = set(processes), {group}
+                        axis.cells.setdefault((pane, group, one.name), []).append(sample)
+
+    def of(self, axis: Axis, pane: int, group: str, metric: str) -> list[Sample]:
+        """Samples of a metric in a pane, of those that belong to the group."""
+        if (pane, group, metric) in axis.cells:
+            return axis.cells[(pane, group, metric)]
+        return [s for s in axis.cells.get((pane, "", metric), []) if group in s.labels]
+
+    def derive_ratio(self, attempt: Attempt, axis: Axis, one: Any, group: str, panes: list[int]) -> Any:
+        for pane in panes:
+            above, below = (self.of(axis, pane, group, metric) for metric in (one.of, one.per))
+            top, bottom = total(above), total(below)
+            if top is not None and bottom:
+                processes = set().union(*(s.processes for s in above + below))
+                value = float(top / bottom * Fraction(one.times / one.over))
+                yield pane, value, float(abs(bottom)), None, processes
+
+    def derive_rate(self, attempt: Attempt, axis: Axis, one: Any, group: str, panes: list[int]) -> Any:
+        devices = one.devices
+        if devices is None:
+            announced = attempt.world if group == "" else None
+            devices = announced or max(1, len(attempt.part[(group, one.name)]))
+        factor = one.times / one.over / (axis.pane / 1e6) / devices
+        for pane in panes:
+            samples = self.of(axis, pane, group, one.of)
+            top = total(samples)
+            if top is None:
+                continue
+            due = max(axis.memory.get((one.name, group), pane), axis.begin)
+            if pane - due <= MAX_GAP:
+                yield from ((empty, 0.0, 1.0, None, ()) for empty in range(due, pane))
+            axis.memory[(one.name, group)] = pane + 1
+            yield pane, float(top) * factor, 1.0, None, set().union(*(s.processes for s in samples))
+        due = max(axis.memory.get((one.name, group), axis.closed), axis.begin)
+        live = any(axis.holding.get(p) for p in attempt.part[(group, one.name)])
+        if live and axis.closed - due <= MAX_GAP:
+            yield from ((empty, 0.0, 1.0, None, ()) for empty in range(due, axis.closed))
+
+    def derive_ema(self, attempt: Attempt, axis: Axis, one: Any, group: str, panes: list[int]) -> Any:
+        """Every mean since the beginning, weighted by its age."""
+        seen = axis.memory.setdefault((one.name, group), [])
+        life = one.half_life_us or one.half_life_steps
+        for pane in panes:
+            samples = self.of(axis, pane, group, one.of)
+            mean = aggregate(samples)["mean"] if samples else None
+            if mean is not None:
+                seen.append((pane, mean))
+                weights = [2.0 ** ((at - pane) * axis.pane / life) for at, _ in seen]
+                value = sum(w * x for w, (_, x) in zip(weights, seen, strict=True)) / sum(weights)
+                yield pane, value, 1.0, None, set().union(*(s.processes for s in samples))
+
+    def derive_spread(self, attempt: Attempt, axis: Axis, one: Any, group: str, panes: list[int]) -> Any:
+        for pane in panes:
+            samples = self.of(axis, pane, "", one.of)
+            ranks = {int(group[5:]) for group, _ in attempt.part if group.startswith("rank=")}
+            by_rank = {rank: self.of(axis, pane, f"rank={rank}", one.of) for rank in sorted(ranks)}
+            means = {rank: aggregate(some)["mean"] for rank, some in by_rank.items() if some}
+            known = {rank: mean for rank, mean in means.items() if mean is not None}
+            if len(known) > 1:
+                worst = max(known, key=lambda rank: (known[rank], -rank))
+                value = known[worst] - statistics.median(known.values())
+                yield pane, value, 1.0, worst, set().union(*(s.processes for s in samples))
+
+
+def total(samples: Sequence[Sample]) -> Fraction | None:
+    """Sum of the finite samples, None where there is none."""
+    finite = [Fraction(s.value) for s in samples if math.isfinite(s.value)]
+    return sum(finite, Fraction(0)) if finite else None
 
 
 def aggregate(samples: Sequence[Sample], quantiles: Sequence[float] = ()) -> Row:
@@ -631,25 +749,30 @@ def differences(expected: list[Row], outputs: Iterable[Output]) -> list[str]:
 
 def _unequal(a: Row, b: Row) -> list[str]:
     names = [name for name in COUNTS if a[name] != b[name]]
-    names += [name for name in EXACT if not same(a[name], b[name])]
-    spread = max((abs(v) for v in (a["min"], a["max"]) if v is not None), default=0.0)
+    equal, floor = (near_enough, 1e-300) if a["derived"] else (same, 0.0)
+    names += [name for name in EXACT if not equal(a[name], b[name])]
+    spread = max((abs(v) for v in (a["min"], a["max"]) if v is not None), default=0.0) + floor * 1e12
     names += [
         name
         for name, scale in (("weight", 0.0), ("mean", spread), ("std", spread))
         if not close(a[name], b[name], scale)
     ]
     # Beyond the largest float a plain sum is infinite, or nothing where infinities of both signs meet.
-    if a["size"] != math.inf and not close(a["sum"], b["sum"], a["size"] or 0.0):
+    if a["size"] != math.inf and not close(a["sum"], b["sum"], spread + (a["size"] or 0.0)):
         names.append("sum")
-    names += [name for name in ("p50", "p95", "p99") if not near(a[name], b[name])]
+    names += [name for name in ("p50", "p95", "p99") if not near(a[name], b[name], floor)]
     mine, theirs = dict(a["quantiles"]), dict(b["quantiles"])
-    if mine.keys() != theirs.keys() or not all(near(mine[q], theirs[q]) for q in mine):
+    if mine.keys() != theirs.keys() or not all(near(mine[q], theirs[q], floor) for q in mine):
         names.append("quantiles")
     return names
 
 
 def same(a: float | None, b: float | None) -> bool:
     return a == b or (a is not None and b is not None and math.isnan(a) and math.isnan(b))
+
+
+def near_enough(a: float | None, b: float | None) -> bool:
+    return close(a, b, 1.0)
 
 
 def close(a: float | None, b: float | None, scale: float) -> bool:
@@ -659,11 +782,11 @@ def close(a: float | None, b: float | None, scale: float) -> bool:
     return a == b or abs(a - b) <= 1e-9 * abs(a) + 1e-12 * scale + 1e-323
 
 
-def near(a: float | None, b: float | None) -> bool:
+def near(a: float | None, b: float | None, floor: float = 0.0) -> bool:
     """Within the histogram's bound."""
     if a is None or b is None:
         return a is b
-    return abs(a - b) <= 0.0055 * abs(a)
+    return abs(a - b) <= 0.0055 * abs(a) + floor
 
 
 # --- random logs -------------------------------------------------------------------------------------------

@@ -32,9 +32,20 @@ HEAVY = {
 """Which part may import a module of an extra, or of the command line, at all."""
 PURE = (
     # the contract
-    *(f"{name}.py" for name in ("config", "detector_params", "events", "frames", "metric_names", "records")),
+    *(
+        f"{name}.py"
+        for name in (
+            "config",
+            "derivations",
+            "detector_params",
+            "events",
+            "frames",
+            "metric_names",
+            "records",
+        )
+    ),
     *(f"{name}.py" for name in ("topics", "units", "window_rows", "identity", "connection")),
-    *(f"settings_{name}.py" for name in ("build", "read", "rules", "schema")),
+    *(f"settings_{name}.py" for name in ("build", "derived", "read", "rules", "schema")),
     *(f"storage/{name}.py" for name in ("core", "memory_lake", "rows", "seen", "store", "tables")),
     "cli/watch_state.py",
     "cli/watch_view.py",

@@ -18,6 +18,7 @@ from driftline.events import Checkpoint, Severity, SuiteRef
 Axis = Literal["time", "step"]
 Comparison = Literal[">", ">=", "<", "<=", "==", "!="]
 DetectorKind = Literal["non_finite", "loss_spike", "loss_divergence", "slow_rank", "silent_rank"]
+DerivedKind = Literal["rate", "ratio", "ema", "spread"]
 
 
 class WindowSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +27,26 @@ class WindowSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     axis: Axis
     size: int
     every: int
+
+
+class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A metric that the pipeline makes of others, one value per closed pane: see ``derivations``."""
+
+    name: str
+    kind: DerivedKind
+    of: str
+    """The metric that it is made of; the numerator of a ratio."""
+    per: str = ""
+    """The denominator of a ratio."""
+    times: float = 1.0
+    over: float = 1.0
+    """A rate or ratio is multiplied by ``times`` and divided by ``over``."""
+    devices: int | None = 1
+    """A rate is also divided by this; None: by the world size that the run announced."""
+    half_life_us: int = 0
+    """Of an ``ema`` on the time axis."""
+    half_life_steps: int = 0
+    """Of an ``ema`` on the step axis."""
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -89,6 +110,8 @@ class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     per_role: list[str] = []
     quantiles: dict[str, list[float]] = {}
     """Further quantiles (0 to 1) by metric name."""
+    derived: list[Derived] = []
+    """In order: each is made of metrics that are logged or stand before it."""
     rules: list[Rule] = []
     detectors: list[DetectorSpec] = msgspec.field(default_factory=lambda: list(DEFAULT_DETECTORS))
     triggers: Triggers = Triggers()

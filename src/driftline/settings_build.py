@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from driftline import detector_params, settings_rules, units
+from driftline import detector_params, settings_derived, settings_rules, units
 from driftline.config import (
     DEFAULT_DETECTORS,
     DetectorSpec,
@@ -207,12 +207,13 @@ def _pipeline(file: File, where: Where) -> PipelineConfig:
         "rule or detector",
         where,
     )
-    return PipelineConfig(
+    config = PipelineConfig(
         windows=_windows(file.windows, where),
         per_rank=streams.per_rank,
         per_host=streams.per_host,
         per_role=streams.per_role,
         quantiles=_quantiles(streams.quantiles, where),
+        derived=settings_derived.derived(file.derived, where),
         rules=rules,
         detectors=detectors,
         triggers=Triggers(
@@ -230,6 +231,8 @@ def _pipeline(file: File, where: Where) -> PipelineConfig:
         hole_us=streams.hole,
         start_grace_us=streams.start_grace,
     )
+    settings_derived.check(config, where)
+    return config
 
 
 def _windows(entries: list[Window], where: Where) -> list[WindowSpec]:

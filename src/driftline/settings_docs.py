@@ -169,9 +169,12 @@ def _kind(field: Field) -> str:
     if field.key.form in ("duration", "size", "fraction"):
         return field.key.form
     if field.key.form:
-        return {"seconds": "seconds or duration", "positive": "number", "window": "duration or steps"}.get(
-            field.key.form, "map of name to bound"
-        )
+        return {
+            "seconds": "seconds or duration",
+            "positive": "number",
+            "window": "duration or steps",
+            "flops": "number or FLOPs",
+        }.get(field.key.form, "map of name to bound")
     return _type(field.type)
 
 
@@ -191,6 +194,8 @@ def _type(kind: Any) -> str:
 
 
 def _block_of(kind: Any) -> type[Block] | None:
+    if get_origin(kind) in (Union, types.UnionType):  # a block that may be left out
+        kind = next((arg for arg in get_args(kind) if arg is not type(None)), kind)
     if get_origin(kind) is list:
         kind = get_args(kind)[0]
     return kind if isinstance(kind, type) and issubclass(kind, Block) else None

@@ -158,6 +158,8 @@ def _formed(kind: Any, raw: Any, place: Place) -> Any:
             return _try(units.fraction, raw, place)
         case "seconds":
             return _seconds(raw, place)
+        case "flops":
+            return _try(units.flops, raw, place)
         case "positive":
             value = _try(units.number, raw, place)
             if value <= 0:

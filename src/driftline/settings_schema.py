@@ -24,7 +24,9 @@ from driftline.settings import (
 )
 from driftline.units import duration_text
 
-Form = Literal["", "duration", "seconds", "size", "fraction", "count", "positive", "window", "threshold"]
+Form = Literal[
+    "", "duration", "seconds", "size", "fraction", "count", "positive", "window", "flops", "threshold"
+]
 """How a value is written, where its type does not say it."""
 
 
@@ -128,6 +130,43 @@ def _window(spec: WindowSpec) -> Window:
     if spec.axis == "step":
         return Window(axis="step", size=spec.size, every=spec.every)
     return Window(axis="time", size=duration_text(spec.size), every=duration_text(spec.every))
+
+
+class Mfu(Block, frozen=True, kw_only=True):
+    """Model FLOPs utilization: tokens in a second * `flops_per_token` / (`peak_flops` * devices)."""
+
+    tokens: Annotated[str, Key("Metric whose sum over all ranks is the tokens that were trained on.")] = (
+        "tokens"
+    )
+    flops_per_token: Annotated[
+        float, Key('Of forward and backward pass, about 6 * parameters: 42e9, "42 GFLOP".', "flops")
+    ]
+    peak_flops: Annotated[float, Key('Of one device, in a second: "989 TFLOPS".', "flops")]
+    devices: Annotated[
+        int | None, Key("Devices of the run. Absent: the world size that it announces.", low=1)
+    ] = None
+
+
+class DerivedEntry(Block, frozen=True, kw_only=True):
+    """A metric made of others in the stream; one of `rate`, `ratio`, `mfu`, `ema` and `spread` says how."""
+
+    name: Annotated[str, Key("Its name in windows, rules and detectors; short names become long ones.")]
+    rate: Annotated[str | None, Key("Sum of this metric in a second of the time axis.")] = None
+    ratio: Annotated[
+        list[str] | None, Key("Sum of the first metric divided by the sum of the second: [loss_sum, tokens].")
+    ] = None
+    mfu: Annotated[Mfu | None, Key("Model FLOPs utilization, 0 to 1.")] = None
+    ema: Annotated[str | None, Key("Exponential moving average of this metric.")] = None
+    half_life: Annotated[
+        int | str | None,
+        Key('Of an `ema`: after so long a value counts half: "30s" or "50 steps".', "window"),
+    ] = None
+    spread: Annotated[
+        str | None,
+        Key("Difference between ranks: the largest mean of a rank minus the median of all ranks'."),
+    ] = None
+    times: Annotated[float | None, Key("A rate or ratio is multiplied by it.", "positive")] = None
+    over: Annotated[float | None, Key("A rate or ratio is divided by it.", "positive")] = None
 
 
 class RuleEntry(Block, frozen=True, kw_only=True):
@@ -441,6 +480,9 @@ class File(Block, frozen=True, kw_only=True):
     windows: Annotated[list[Window], Key("Sliding windows; replaces the default ones.")] = msgspec.field(
         default_factory=lambda: [_window(spec) for spec in DEFAULT_WINDOWS]
     )
+    derived: Annotated[
+        list[DerivedEntry], Key("Metrics made of others; each of logged ones or of those before it.")
+    ] = []
     evaluation: Annotated[Evaluation, Key("When checkpoints are evaluated, and with what.")] = Evaluation()
     detectors: Annotated[list[Detector], Key("Changes to the built-in detectors.")] = []
     kafka: Annotated[Kafka, Key("The broker.")] = Kafka()

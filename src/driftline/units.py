@@ -3,6 +3,7 @@
     duration   "100ms", "30s", "10m", "2h", "7d", "1h30m"   -> integer microseconds
     size       "512KiB", "64MiB", "2GB", 1048576              -> integer bytes (KB = 1000, KiB = 1024)
     fraction   0.15, "15%"                                    -> 0.15
+    flops      6e9, "6 GFLOP", "989 TFLOPS", "989 TFLOP/s"    -> 6e9 (k = 1000)
 
 Each function raises ``ValueError`` with a remedy; :mod:`driftline.settings_read` adds the key.
 A bare number is no duration: its unit would be a guess.
@@ -54,6 +55,7 @@ SIZE_UNITS = {
 SIZE_MAX = 2**50
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zµ]+)", re.IGNORECASE)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_FLOPS = re.compile(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?:([kmgtpe]?)flops?(?:/s)?)?\s*", re.IGNORECASE)
 _DURATION_REMEDY = 'write a number with its unit: "100ms", "30s", "10m", "2h" or "7d"'
 
 
@@ -159,5 +161,22 @@ def fraction(value: object) -> float:
     except ValueError:
         raise ValueError(remedy) from None
     if not 0 <= result <= 1:
+        raise ValueError(remedy)
+    return result
+
+
+def flops(value: object) -> float:
+    """Floating point operations, or so many in a second: the key says which.
+
+    >>> flops("989 TFLOPS"), flops("6 GFLOP"), flops(1e15)
+    (989000000000000.0, 6000000000.0, 1000000000000000.0)
+    """
+    remedy = 'write a number above 0, with a unit where it helps: 6e9, "6 GFLOP" or "989 TFLOPS"'
+    part = None if isinstance(value, bool) else _FLOPS.fullmatch(str(value))
+    if part is None:
+        raise ValueError(remedy)
+    power = "kmgtpe".index(part[2].lower()) + 1 if part[2] else 0
+    result = float(Decimal(part[1]) * 1000**power) if abs(Decimal(part[1]).adjusted()) < 300 else 0.0
+    if not 0 < result < 1e300:
         raise ValueError(remedy)
     return result

@@ -217,6 +217,8 @@ def test_windows_of_a_newer_writer_are_read_and_damaged_ones_refused() -> None:
 
 def test_default_configuration() -> None:
     """The configuration is hashed into the log: a new default must be a decision, seen here."""
-    payload = golden("pipeline_config.json", config.encode(config.PipelineConfig()))
-    assert msgspec.json.decode(payload, type=config.PipelineConfig) == config.PipelineConfig()
+    payload = golden("pipeline_config.2.json", config.encode(config.PipelineConfig()))
     assert payload == config.encode(config.PipelineConfig())
+    for file in ("pipeline_config.json", "pipeline_config.2.json"):  # logs hold the older ones too
+        payload = (GOLDEN / file).read_bytes()
+        assert msgspec.json.decode(payload, type=config.PipelineConfig) == config.PipelineConfig()

@@ -24,6 +24,9 @@ evaluation:
   every: {epochs: 1, steps: 500, seconds: 600}
   adaptive: true
   budget: 0.15
+derived:
+  - {name: mfu, mfu: {flops_per_token: 42 GFLOP, peak_flops: 989 TFLOPS, devices: 8}}
+  - {name: smooth, ema: loss, half_life: 50 steps}
 """
 
 
@@ -199,6 +202,26 @@ def test_a_detector_is_changed_removed_or_added_by_name(tmp_path: Path) -> None:
     assert specs["reward-spike"].metrics == ["reward"]
     assert specs["reward-spike"].severity == "info"
     assert specs["loss-spike"] == next(spec for spec in DEFAULT_DETECTORS if spec.name == "loss-spike")
+
+
+def test_derived_metrics_are_read_in_their_order_under_their_long_names(tmp_path: Path) -> None:
+    text = """
+    derived:
+      - {name: tps, rate: tokens, over: 2}
+      - {name: mfu, mfu: {flops_per_token: 42 GFLOP, peak_flops: 989 TFLOPS}}
+      - {name: lpt, ratio: [loss_sum, tokens], times: 1e-3}
+      - {name: smooth, ema: lpt, half_life: 30s}
+      - {name: smoother, ema: smooth, half_life: 5m}
+      - {name: steps, ema: train_loss, half_life: 50 steps}
+      - {name: apart, spread: step_time}
+    """
+    rate, mfu, ratio, first, second, steps, spread = of(tmp_path, text).pipeline.derived
+    assert (rate.name, rate.kind, rate.of, rate.over) == ("tokens_per_second", "rate", "tokens", 2.0)
+    assert (mfu.kind, mfu.of, mfu.times, mfu.over, mfu.devices) == ("rate", "tokens", 42e9, 989e12, None)
+    assert (ratio.of, ratio.per, ratio.times) == ("loss_sum", "tokens", 1e-3)
+    assert (first.of, first.half_life_us, second.half_life_us) == ("lpt", 30_000_000, 300_000_000)
+    assert (steps.of, steps.half_life_steps) == ("loss", 50)
+    assert (spread.kind, spread.of) == ("spread", "step_time")
 
 
 def test_a_suite_may_be_its_target_alone(tmp_path: Path) -> None:

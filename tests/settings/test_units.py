@@ -85,3 +85,24 @@ def test_fractions(text: object, value: float) -> None:
 def test_a_fraction_that_is_none_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         units.fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("989 TFLOPS", 989e12),
+        ("1.5 PFLOP/s", 1.5e15),
+        ("6e9", 6e9),
+        ("42 GFLOP", 42e9),
+        (7, 7.0),
+        (1e15, 1e15),
+    ],
+)
+def test_flops(text: object, number: float) -> None:
+    assert units.flops(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", -1, "1e400", "6 GB", True, None, float("nan"), "5 T"])
+def test_flops_that_are_none_are_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="TFLOPS"):
+        units.flops(text)
