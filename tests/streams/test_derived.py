@@ -250,7 +250,20 @@ def test_a_change_of_what_is_declared_keeps_what_is_declared_the_same(log: Any) 
     assert made[3] == 8.0
     assert 2.0 < made[4] < made[3]
     taken = {row["start"]: row for row in log.rows(axis="step", metric="new")}
-    assert [taken[step]["weight"] for step in range(4, 8)] == [2.0] * 4
+    assert [(taken[step]["count"], taken[step]["weight"]) for step in range(2, 5)] == [
+        (1, 8.0),
+        (1, 8.0),
+        (1, 2.0),
+    ]
+
+
+def test_what_is_declared_while_a_run_goes_on_knows_who_takes_part(log: Any) -> None:
+    """A rate of a metric that was logged before counts the pause after it, before the process logs again."""
+    log.configure(msgspec.structs.replace(of("tokens", "rate"), derived=[]))
+    log.frame([("tokens", None, 0, 5.0, 1.0)], at_us=0)
+    log.configure(of("tokens", "rate"))
+    log.event(events.Heartbeat, at_us=4 * SECOND)
+    assert means(log, "time") == {0: 5.0, 1: 0.0, 2: 0.0}
 
 
 BAD: dict[str, tuple[PipelineConfig, str]] = {
