@@ -19,8 +19,9 @@ import numpy as np
 from driftline import derivations
 from driftline.config import Derived, PipelineConfig
 from driftline.streams import formulas, histogram
-from driftline.streams.aggregates import I64, U64, Bool, popcount
+from driftline.streams.aggregates import I64, U64, Bool
 from driftline.streams.formulas import Made, Memory, Span
+from driftline.streams.kernels.merge import popcount
 from driftline.streams.panes import Buckets, ClosedCells
 from driftline.streams.participants import Presence, Series
 from driftline.streams.windowing import AxisPlan
@@ -204,7 +205,7 @@ def _devices(one: Derived, closed: Closed) -> np.ndarray:
     some = popcount(np.ascontiguousarray(closed.table.bits[: len(closed.table)]))
     if closed.world_size is not None:
         some = np.where(closed.table.whole(), closed.world_size, some)
-    return np.maximum(some, 1).astype(np.float64)
+    return np.asarray(np.maximum(some, 1), np.float64)
 
 
 def _alive(table: Series, presence: Presence) -> Bool:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from driftline.streams.aggregates import BIG, F64, I32, I64, NO_RANK, U64, Bool
+from driftline.streams.aggregates import F64, I32, I64, NO_RANK, U64, Bool
+from driftline.streams.kernels.merge import BIG
 from driftline.streams.panes import ClosedCells, widen
 
 MAX_GAP = 3_600
