@@ -24,6 +24,7 @@ from driftline.streams.formulas import Made, Memory, Span
 from driftline.streams.kernels.merge import popcount
 from driftline.streams.panes import Buckets, ClosedCells
 from driftline.streams.participants import Presence, Series
+from driftline.streams.watermark import FREE
 from driftline.streams.windowing import AxisPlan
 
 WHOLE, RANK, HOST, ROLE = range(4)
@@ -212,7 +213,7 @@ def _alive(table: Series, presence: Presence) -> Bool:
     """Series of which a process is live on the axis."""
     words = table.bits.shape[1]
     holds = np.zeros(words * 64, np.bool_)
-    live = np.array(presence.holds[: words * 64], np.bool_)
+    live = presence.newest[: words * 64] >= FREE
     holds[: len(live)] = live
     mask: U64 = np.packbits(holds, bitorder="little").view("<u8").astype(np.uint64, copy=False)
     return np.asarray((table.bits[: len(table)] & mask).any(axis=1))
