@@ -144,6 +144,7 @@ _WINDOW_SAYS = {
     "quantiles": "quantiles asked for in the settings, by name",
     "present": "processes that gave a sample",
     "expected": "processes that should have",
+    "span": '"run" for the whole run so far, null for windows of a fixed size',
 }
 
 _WINDOWS = Table(

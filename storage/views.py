@@ -95,7 +95,7 @@ _TRENDS = View(
     SELECT run, attempt, "group", metric, make_timestamptz("start") AS window_start,
         make_timestamptz("end") AS window_end, mean, std, min, max, p50, p95, p99,
         "count" AS n, nan, inf, present, expected
-    FROM windows WHERE axis = 'time'
+    FROM windows WHERE axis = 'time' AND span IS NULL
     QUALIFY revision = max(revision) OVER (PARTITION BY run, attempt, "group", metric, "start", "end")
     """,
 )

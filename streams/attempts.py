@@ -17,6 +17,7 @@ from driftline.streams.derived import Derivations
 from driftline.streams.formulas import Memory
 from driftline.streams.panes import ClosedLog, OpenPanes
 from driftline.streams.participants import FrameMap, MissingNotes, Presence, Series
+from driftline.streams.so_far import SoFar
 from driftline.streams.views import Detection, TriggerState
 from driftline.streams.watermark import Watermark
 from driftline.streams.windowing import AxisPlan, plan
@@ -79,6 +80,7 @@ class AxisState:
         """Per spec: windows that end here or earlier are out."""
         self.memories: dict[str, Memory] = {}
         """By derived metric: what it keeps between closings."""
+        self.so_far = {spec: SoFar() for spec in how.specs if not spec.size}
 
 
 class Attempt:
@@ -171,6 +173,8 @@ class Attempt:
             axis.watermark.renumber(kept)
             axis.open.renumber(kept)
             axis.log.renumber(kept)
+            for growing in axis.so_far.values():
+                growing.renumber(kept)
         return found
 
     @property

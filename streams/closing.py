@@ -12,6 +12,7 @@ from driftline.streams.derived import Closed
 from driftline.streams.outputs import Outbox, WindowBlock, put_windows
 from driftline.streams.panes import ClosedCells
 from driftline.streams.participants import Presence
+from driftline.streams.so_far import Hops
 from driftline.streams.views import AlertChange, PaneView
 from driftline.streams.windowing import STANDARD_QUANTILES, compute, due
 
@@ -64,6 +65,8 @@ def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: b
                 kept, held = public[cells.series], public[buckets.series]
                 cells, buckets = cells.take(kept), buckets.take(held)
             axis.log.add(cells, buckets)
+            for growing in axis.so_far.values():
+                growing.add(cells, buckets, axis.plan.pane)
         blocks += _windows(moment, attempt, axis, closing.presence, flush)
         axis.log.trim(axis.closed - axis.plan.keep)
     put_windows(moment.outbox, moment.offset, moment.run.name, blocks)
@@ -76,6 +79,9 @@ def _windows(
     pane = axis.plan.pane
     asked = None
     for at, spec in enumerate(axis.plan.specs):
+        if not spec.size:
+            blocks += _so_far(moment, attempt, axis, at, presence, flush)
+            continue
         until = None if flush else axis.closed * pane
         starts = due(axis.log, spec, pane, after=axis.out[at], until=until)
         end = int(starts[-1]) + spec.size if until is None and len(starts) else until
@@ -87,6 +93,22 @@ def _windows(
             for cells in compute(axis.log, spec, pane, starts, asked):
                 blocks.append(WindowBlock(axis.plan.axis, attempt.number, attempt.series, cells, presence))
     return blocks
+
+
+def _so_far(
+    moment: Moment, attempt: Attempt, axis: AxisState, at: int, presence: Presence, flush: bool
+) -> list[WindowBlock]:
+    """Windows of the whole run so far, one block each."""
+    spec = axis.plan.specs[at]
+    hops = Hops(axis.plan.pane, axis.closed * axis.plan.pane, flush)
+    found = axis.so_far[spec].windows(spec.every, axis.out[at], hops, _asked(moment, attempt))
+    reached = [int(cells.end[0]) for cells in found] + ([] if flush else [hops.until])
+    before = axis.out[at]
+    if reached:
+        axis.out[at] = max(reached) if before is None else max(*reached, before)
+    return [
+        WindowBlock(axis.plan.axis, attempt.number, attempt.series, cells, presence, "run") for cells in found
+    ]
 
 
 def _asked(moment: Moment, attempt: Attempt) -> dict[float, np.ndarray | None]:

@@ -312,12 +312,17 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
         raise SettingsError("config", event.digest, f"{error}; the configuration before stays") from error
     _check_numbers(config)
     for spec in config.windows:
-        if spec.size <= 0 or spec.every <= 0 or spec.size % spec.every:
-            raise SettingsError("windows", spec, "size must be a positive multiple of every")
+        if spec.size < 0 or spec.every <= 0 or spec.size % spec.every:
+            raise SettingsError(
+                "windows", spec, "size must be a multiple of every, or 0: the whole run so far"
+            )
         if spec.axis == "time" and plan("time", config.windows).pane < 1_000:
             raise SettingsError("windows", spec, "time windows finer than 1 ms are not possible")
-        if spec.size // plan(spec.axis, config.windows).pane > 100_000:
+        if max(spec.size, spec.every) // plan(spec.axis, config.windows).pane > 100_000:
             raise SettingsError("windows", spec, "a window may span at most 100,000 panes: use a coarser hop")
+    growing = [spec.axis for spec in config.windows if not spec.size]
+    if len(growing) > len(set(growing)):
+        raise SettingsError("windows", growing, "an axis can have one window of the whole run: keep one")
     derivations.check(config)
     make.detection(config)
     make.triggers(config)
@@ -330,8 +335,8 @@ def _check_numbers(config: PipelineConfig) -> None:
         if name.endswith("_us") and not 0 <= value <= MAX_US:
             raise SettingsError(name, value, f"give 0 to {MAX_US} microseconds")
     for spec in config.windows:
-        if not 0 < spec.size <= MAX_SIZE or not 0 < spec.every <= MAX_SIZE:
-            raise SettingsError("windows", spec, f"size and every must be 1 to {MAX_SIZE}")
+        if not 0 <= spec.size <= MAX_SIZE or not 0 < spec.every <= MAX_SIZE:
+            raise SettingsError("windows", spec, f"size must be 0 to {MAX_SIZE}, every 1 to {MAX_SIZE}")
     for rule in config.rules:
         if not 0 <= rule.for_us <= MAX_US or not 0 <= rule.for_steps <= MAX_SIZE:
             raise SettingsError("rules", rule, "the duration is negative or too long")
@@ -392,6 +397,7 @@ def _fresh_axis(old: AxisState, name: configuration.Axis, config: PipelineConfig
     fresh = AxisState(plan(name, config.windows), old.watermark)
     out = dict(zip(old.plan.specs, old.out, strict=True))
     fresh.out = [out.get(spec) for spec in fresh.plan.specs]
+    fresh.so_far = {spec: old.so_far.get(spec, new) for spec, new in fresh.so_far.items()}
     value = old.watermark.value
     if value is not None:
         fresh.closed = value // fresh.plan.pane

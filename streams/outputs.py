@@ -90,6 +90,7 @@ class WindowBlock(NamedTuple):
     series: Series
     cells: WindowCells
     presence: Presence
+    span: str | None = None
 
 
 def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]) -> None:
@@ -157,6 +158,7 @@ def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
         "quantiles": _named(cells, number),
         "present": pa.array(popcount(np.ascontiguousarray(cells.bits)).astype(np.int32)),
         "expected": pa.array(should.astype(np.int32)),
+        "span": same(block.span, pa.utf8()),
     }
 
 

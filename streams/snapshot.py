@@ -186,6 +186,7 @@ def _dump_axis(axis: AxisState) -> dict[str, Any]:
         "closed": axis.closed,
         "out": axis.out,
         "derived": derived.dump(axis.memories),
+        "so_far": [growing.dump() for growing in axis.so_far.values()],
     }
 
 
@@ -194,7 +195,9 @@ def _load_axis(axis: AxisState, plain: dict[str, Any]) -> None:
     axis.open.restore(plain["open"])
     axis.log.restore(plain["log"])
     axis.closed, axis.out = plain["closed"], plain["out"]
-    axis.memories = derived.restore(plain.get("derived", {}))
+    axis.memories = derived.restore(plain["derived"])
+    for growing, dumped in zip(axis.so_far.values(), plain["so_far"], strict=True):
+        growing.restore(dumped)
 
 
 def _encode_array(value: object) -> object:

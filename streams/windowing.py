@@ -3,6 +3,7 @@
 Windows of a spec are [k * every, k * every + size), half-open, for every integer k, negative ones too: the
 first windows of a run are partial. A window is out once, when the last of its panes is closed, and only if it
 has a sample. Each window is computed by itself from its panes in order, so its bytes depend on nothing else.
+A spec of size 0 is the whole run so far: see ``so_far``.
 
 ``first`` and ``last`` are by pane, then by log order. Quantiles are nearest-rank on finite samples,
 unweighted: a bucket's middle (see ``histogram``), kept within the window's minimum and maximum.
@@ -48,7 +49,7 @@ def plan(axis: Axis, windows: Sequence[WindowSpec]) -> AxisPlan:
     5
     """
     specs = tuple(dict.fromkeys(spec for spec in windows if spec.axis == axis))
-    sizes = [n for spec in specs for n in (spec.size, spec.every)]
+    sizes = [n for spec in specs for n in (spec.size, spec.every) if n]
     return AxisPlan(axis, math.gcd(*sizes) if sizes else DEFAULT_PANE[axis], specs)
 
 

@@ -46,7 +46,7 @@ class Axis:
         for spec in config.windows:
             if spec.axis == name and spec not in self.specs:
                 self.specs.append(spec)
-        sizes = [n for spec in self.specs for n in (spec.size, spec.every)]
+        sizes = [n for spec in self.specs for n in (spec.size, spec.every) if n]
         self.pane = math.gcd(*sizes) if sizes else (1_000_000 if name == "time" else 1)
         self.cells: dict[tuple[int, str, str], list[Sample]] = {}  # (pane, group, metric)
         self.closed = -(10**30)
@@ -59,6 +59,8 @@ class Axis:
         self.waiting: list[list[int]] = []
         self.late = 0
         self.derived_to = self.begin = -(10**30)
+        self.told: dict[tuple[int, str, str], int] = {}
+        """Newest pane of each series in a window of the whole run."""
         self.memory: dict[tuple[str, str], Any] = {}
 
     def advance(self, process: str, low: int, high: int, now: int) -> None:
@@ -454,6 +456,9 @@ class Naive:
         """All windows that end after those that are out, up to ``until``, with a sample in closed panes."""
         self.derive(attempt, axis)
         for at, spec in enumerate(axis.specs):
+            if not spec.size:
+                self.so_far(attempt, axis, at, until)
+                continue
             found: dict[tuple[int, str, str], list[int]] = {}
             for pane, group, metric in axis.cells:
                 if pane >= axis.closed or not self.public(group, metric):
@@ -472,6 +477,27 @@ class Naive:
                 axis.out[at] = max(axis.out[at], until)
             elif found:
                 axis.out[at] = max(axis.out[at], max(start for start, _, _ in found) + spec.size)
+
+    def so_far(self, attempt: Attempt, axis: Axis, at: int, until: int | None) -> None:
+        """Windows from the first pane on, every so often, for series with a sample since the last one."""
+        every = axis.specs[at].every
+        closed = {key: some for key, some in axis.cells.items() if key[0] < axis.closed}
+        ends = sorted({(pane * axis.pane // every + 1) * every for pane, _, _ in closed})
+        for end in ends:
+            if end <= axis.out[at] or (until is not None and end > until):
+                continue
+            begin = min(pane for pane, _, _ in closed) * axis.pane
+            inside = [key for key in closed if key[0] * axis.pane < end and self.public(*key[1:])]
+            for group, metric in sorted({key[1:] for key in inside}):
+                panes = sorted(pane for pane, *series in inside if series == [group, metric])
+                if axis.told.get((at, group, metric), -(10**30)) < panes[-1]:
+                    axis.told[(at, group, metric)] = panes[-1]
+                    samples = [s for pane in panes for s in axis.cells[(pane, group, metric)]]
+                    spec = WindowSpec(axis.name, end - begin, axis.specs[at].every)
+                    row = self.row(attempt, axis, spec, begin, group, metric, samples)
+                    self.rows.append(row | {"span": "run"})
+            axis.out[at] = end
+        axis.out[at] = max(axis.out[at], -(10**30) if until is None else until)
 
     def row(
         self,
@@ -505,6 +531,7 @@ class Naive:
             "present": len(present),
             "expected": len(could | present) + extra,
         }
+        row["span"] = None
         row["derived"] = metric in {one.name for one in self.config.derived}
         return row | aggregate(samples, self.config.quantiles.get(metric, []))
 
@@ -724,7 +751,7 @@ def rows_of(outputs: Iterable[Output]) -> list[Row]:
 
 
 def key_of(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("run", "attempt", "axis", "start", "end", "group", "metric"))
+    return tuple(row[name] for name in ("run", "attempt", "axis", "start", "end", "span", "group", "metric"))
 
 
 def differences(expected: list[Row], outputs: Iterable[Output]) -> list[str]:

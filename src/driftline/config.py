@@ -22,7 +22,10 @@ DerivedKind = Literal["rate", "ratio", "ema", "spread"]
 
 
 class WindowSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Windows [k*every, k*every + size) on one axis; ``size`` is a whole multiple of ``every``."""
+    """Windows [k*every, k*every + size) on one axis; ``size`` is a whole multiple of ``every``.
+
+    Size 0 is the whole run so far: windows [first pane of the attempt, k*every).
+    """
 
     axis: Axis
     size: int

@@ -32,6 +32,8 @@ from driftline.settings_read import fields
 from driftline.settings_schema import Block, Detector, File, Kafka, Window
 
 PANES_MAX = 10_000
+WHOLE_RUN = "run"
+"""The size of the window that grows with the run."""
 STEPS_MAX = 1_000_000_000
 """The longest window on the step axis; its ends must fit 64 bits beside any step."""
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z_][\w.-]*")
@@ -239,6 +241,12 @@ def _windows(entries: list[Window], where: Where) -> list[WindowSpec]:
     specs: list[WindowSpec] = []
     for at, entry in enumerate(entries):
         key = f"windows[{at}]"
+        if entry.size == WHOLE_RUN:
+            if any(spec.axis == entry.axis and not spec.size for spec in specs):
+                remedy = f"the {entry.axis} axis has a window of the whole run already: keep one"
+                raise SettingsError(where(f"{key}.size"), entry.size, remedy)
+            specs.append(_so_far(entry, where(f"{key}.every")))
+            continue
         size = _length(entry.axis, entry.size, where(f"{key}.size"))
         every = size if entry.every is None else _length(entry.axis, entry.every, where(f"{key}.every"))
         if size % every:
@@ -254,6 +262,13 @@ def _windows(entries: list[Window], where: Where) -> list[WindowSpec]:
             )
         specs.append(spec)
     return specs
+
+
+def _so_far(entry: Window, key: str) -> WindowSpec:
+    if entry.every is None:
+        remedy = 'the whole run is put out every so often: write every: 100, or "10m" on the time axis'
+        raise SettingsError(key, None, remedy)
+    return WindowSpec(axis=entry.axis, size=0, every=_length(entry.axis, entry.every, key))
 
 
 def _length(axis: str, value: int | str, key: str) -> int:

@@ -118,7 +118,11 @@ class Window(Block, frozen=True, kw_only=True):
     axis: Annotated[Literal["time", "step"], Key("Event time, or training steps.")]
     size: Annotated[
         int | str,
-        Key('Length: a duration ("10s") on the time axis, a number of steps on the other.', "window"),
+        Key(
+            'Length: a duration ("10s") on the time axis, a number of steps on the other; `run` is the whole '
+            "run so far, put out each time `every` has passed.",
+            "window",
+        ),
     ]
     every: Annotated[
         int | str | None,

@@ -185,12 +185,13 @@ def test_windows() -> None:
     columns |= {"run": ["01jrun"], "axis": ["step"], "group": [""], "metric": ["loss"], "mean": [0.25]}
     columns["quantiles"] = [[("p99.9", 1.0)]]
     written = window_rows.encode(columns, OutputId.parse(ID))
-    assert golden("windows.sum.arrow", written) == written
-    for payload in (golden("windows.arrow", b""), written):  # the first version had no sums
+    assert golden("windows.span.arrow", written) == written
+    earlier = (golden("windows.arrow", b""), golden("windows.sum.arrow", b""))  # without sums, without spans
+    for payload in (*earlier, written):
         ident, batch = window_rows.decode(payload)
         assert str(ident) == ID
         assert batch.column("mean").to_pylist() == [0.25]
-        assert batch.column("sum").to_pylist() == [None]
+        assert batch.column("sum").to_pylist() == batch.column("span").to_pylist() == [None]
 
 
 def test_windows_of_a_newer_writer_are_read_and_damaged_ones_refused() -> None:

@@ -37,6 +37,13 @@ CASES = [
     ("windows: [{axis: time, size: 10s, every: 3s}]", "windows[0].every", "whole multiple"),
     ("windows: [{axis: step, size: 10, every: 3}]", "windows[0].every", "whole multiple"),
     ("windows: [{axis: time, size: 50}]", "windows[0].size", "on the time axis"),
+    ("windows: [{axis: step, size: run}]", "windows[0].every", "every: 100"),
+    ("windows: [{axis: time, size: run, every: 100}]", "windows[0].every", "on the time axis"),
+    (
+        "windows: [{axis: step, size: run, every: 9}, {axis: step, size: run, every: 10}]",
+        "windows[1].size",
+        "keep one",
+    ),
     ("windows: [{axis: step, size: 10s}]", "windows[0].size", "number of steps"),
     ("windows: [{axis: step, size: 0}]", "windows[0].size", "above 0"),
     ("windows: [{axis: space, size: 1}]", "windows[0].axis", "time, step"),

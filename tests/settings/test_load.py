@@ -204,6 +204,12 @@ def test_a_detector_is_changed_removed_or_added_by_name(tmp_path: Path) -> None:
     assert specs["loss-spike"] == next(spec for spec in DEFAULT_DETECTORS if spec.name == "loss-spike")
 
 
+def test_a_window_may_be_the_whole_run_so_far(tmp_path: Path) -> None:
+    text = "windows: [{axis: step, size: run, every: 100}, {axis: time, size: run, every: 10m}]"
+    specs = of(tmp_path, text).pipeline.windows
+    assert specs == [WindowSpec("step", 0, 100), WindowSpec("time", 0, 600_000_000)]
+
+
 def test_derived_metrics_are_read_in_their_order_under_their_long_names(tmp_path: Path) -> None:
     text = """
     derived:
@@ -248,7 +254,13 @@ def test_the_password_comes_from_the_environment_or_a_file_and_is_never_shown(tm
 
 
 @pytest.mark.parametrize(
-    "text", ["", KNOWN.read_text() + MORE, "{storage: {retention: 90m}, sdk: {buffer: 3000000}}"]
+    "text",
+    [
+        "",
+        KNOWN.read_text() + MORE,
+        "{storage: {retention: 90m}, sdk: {buffer: 3000000}}",
+        "windows: [{axis: step, size: run, every: 9}]",
+    ],
 )
 def test_the_settings_in_effect_are_a_file_that_gives_the_same_settings(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
