@@ -38,6 +38,7 @@ COUNTERS: dict[str, str] = {
     "refused_weight": "samples refused: the weight is not a finite number above 0",
     "refused_call": "calls of `log` refused: what was passed is no mapping",
     "steps_refused": "entries stored without a step: it was no integer, or did not fit into 64 bits",
+    "definitions_refused": "calls of `define` refused: a name, goal, unit or reduce that cannot be",
     "events_dropped": "events dropped because even their reserve in the buffer was full",
     "names_cut": "names that were longer than 600 bytes (or no valid text) and were cut",
     "frames_made": "frames encoded",
@@ -70,6 +71,7 @@ EXCEPTIONAL = frozenset(
     in (
         "steps_refused",
         "names_cut",
+        "definitions_refused",
         "events_dropped",
         "frames_split",
         "records_resent",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from driftline.events import Goal, Reduce
 from driftline.producers.values import Deferred
 
 QueueEntry = tuple[int, Any, Any, Any]
-"""(time in ns, step, weight, payload): the payload is a dict of numbers, Pending, Saved or Rewound."""
+"""(time in ns, step, weight, payload): the payload is a dict of numbers, Pending, Saved, Rewound or
+Defined."""
 
 
 class Pending(NamedTuple):
@@ -30,6 +32,16 @@ class Saved(NamedTuple):
 
 class Rewound(NamedTuple):
     """The run goes on from the entry's step."""
+
+
+class Defined(NamedTuple):
+    """What a metric means; None for what is not said."""
+
+    metric: str
+    goal: Goal | None = None
+    unit: str | None = None
+    reduce: Reduce | None = None
+    description: str | None = None
 
 
 def samples_of(entry: QueueEntry) -> int:

@@ -1,5 +1,5 @@
-"""The run as a trainer holds it: ``log``, ``span``, ``step``, ``checkpoint``, ``rewind``, ``flush``,
-``finish``.
+"""The run as a trainer holds it: ``log``, ``define``, ``span``, ``step``, ``checkpoint``, ``rewind``,
+``flush``, ``finish``.
 
 No method raises into the training loop, waits for a broker or for a device (``flush`` and ``finish`` wait,
 within a bound), or takes a lock that another thread holds. ``log`` copies the dict and appends it to a
@@ -18,10 +18,11 @@ from gc import is_tracked
 from types import TracebackType
 from typing import Any, Self, cast, get_args
 
-from driftline.producers import birth, exits
+from driftline.events import Goal, Reduce
+from driftline.producers import birth, definition, exits
 from driftline.producers.birth import Birth
 from driftline.producers.counters import Counters, Notes, words
-from driftline.producers.entries import Pending, QueueEntry, Rewound, Saved
+from driftline.producers.entries import Defined, Pending, QueueEntry, Rewound, Saved
 from driftline.producers.exits import outcome_of
 from driftline.producers.span import Span
 from driftline.producers.values import PLAIN_TYPES, admit_all, admit_weight, as_step, is_dear_to_add
@@ -65,6 +66,8 @@ class Run:
         self._sums = True
         """Adding up is how :meth:`log` tells plain numbers; not once values were seen whose sums overflow
         with a warning (float16) or are as large as the array that someone logs by mistake."""
+        self._defined: dict[str, Defined] = {}
+        self._definitions = 0
         self._logged_step: int | None = None
         self._set_step: int | None = None
         self._worker: Worker | None = None
@@ -112,6 +115,44 @@ class Run:
                     self._logged_step = step
                 return
         self._log_slowly(values, step, weight)
+
+    def define(
+        self,
+        name: str,
+        *,
+        goal: Goal | None = None,
+        unit: str | None = None,
+        reduce: Reduce | None = None,
+        description: str | None = None,
+    ) -> None:
+        """Declares what a metric means. Returns at once; before or after the first ``log``, on any rank.
+
+        Nothing is ever guessed from a name. What is left out stays as it was declared before, by whichever
+        rank; of contradictory ones the newest counts, and one fact tells of them. What was said before by
+        this process is not sent again.
+
+        Args:
+            name: of the metric, exactly as logged.
+            goal: "max" or "min", which way it gets better.
+            unit: any text of at most 100 characters, e.g. "tokens/s".
+            reduce: how its values at one step become one: "mean" (weighted; what holds without it), "sum",
+                "max", "min" or "last".
+            description: a sentence for people, at most 1,000 characters.
+        """
+        try:
+            said = definition.checked(name, goal, unit, reduce, description)
+            known = definition.news(self._defined.get(said.metric), said)
+            if known is None:
+                return
+            if self._definitions >= definition.SENT_MAX:
+                raise ValueError(f"this process has sent {definition.SENT_MAX} declarations, no more are")
+            self._definitions += 1
+            self._defined[said.metric] = known
+            self._mark(None, said)
+        except Exception as error:  # noqa: BLE001  never into the training loop
+            self._counters.add("definitions_refused")
+            text = str(error) if type(error) is ValueError else words(error)
+            self._notes.once(("define", text[:100]), f"define({words(name, 80)}): {text}; ignored")
 
     def span(self, name: str, step: int | None = None) -> Span:
         """Times a block and logs its seconds as metric ``span/<name>``.
@@ -282,6 +323,7 @@ class Run:
         self._counters, self._notes = Counters(), Notes()
         self._queue = deque()
         self._append, self._queued, self._room = self._queue.append, 0, -1
+        self._defined, self._definitions = {}, 0
         self._waking, self._is_waking = threading.RLock(), False
         self._birth = self._birth.child(self._birth.parent if worker is None else self.process)
         self.process = self._birth.who.process

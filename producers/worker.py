@@ -30,7 +30,7 @@ from driftline.producers.buffer import Outbox
 from driftline.producers.counters import Counters, Notes, words
 from driftline.producers.delivery import OPEN_US, Delivery
 from driftline.producers.disk import Disk
-from driftline.producers.entries import QueueEntry, Rewound, Saved
+from driftline.producers.entries import Defined, QueueEntry, Rewound, Saved
 from driftline.producers.framer import Framer, halves
 from driftline.producers.intake import Intake
 from driftline.producers.protect import Protector
@@ -236,9 +236,20 @@ class Worker:
             self._failed(error)
 
     def _marker(self, entry: QueueEntry) -> None:
-        """A checkpoint or a rewind: samples logged before it go first."""
-        self._frame()
+        """A declaration; or a checkpoint or a rewind: samples logged before it go first."""
         time_us, step, marker = entry[0] // 1000, entry[1], entry[3]
+        if isinstance(marker, Defined):
+            self._emit(
+                events.MetricDefined(
+                    run=self._started.run,
+                    process=self._started.process,
+                    seq=self.outbox.next_seq,
+                    time_us=time_us,
+                    **marker._asdict(),
+                )
+            )
+            return
+        self._frame()
         if isinstance(marker, Saved):
             try:
                 found = checkpoint.describe(marker.path, step=step, epoch=marker.epoch, format=marker.format)

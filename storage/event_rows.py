@@ -64,6 +64,9 @@ def process(event: events.FromProcess) -> list[tuple[TableName, Row]]:
         row |= {"event": "rewound", "step": event.step}
     elif isinstance(event, events.CheckpointSaved):
         return [("checkpoints", row | {"rank": event.rank} | _checkpoint(event.checkpoint))]
+    elif isinstance(event, events.MetricDefined):
+        said = {name: getattr(event, name) for name in ("metric", "goal", "unit", "reduce", "description")}
+        return [("metrics", row | said)]
     else:
         return []
     return [("processes", row)]

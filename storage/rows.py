@@ -3,6 +3,7 @@
     telemetry    frame                             -> samples, log
                  process started/ended, rewound    -> processes, log
                  checkpoint saved                  -> checkpoints, log
+                 metric defined                    -> metrics, log
                  evaluation accepted               -> evals, log
                  anything else, known or not       -> log
     windows, facts, alerts                         -> the table of the same name

@@ -3,8 +3,9 @@
 Each table is a Delta Lake table of its own folder under the storage root. Times are UTC instants with
 microseconds, durations are seconds, sizes are bytes, steps are counts. Every column may be null, since
 formats only grow. ``topic_uuid, partition, offset`` say where a row comes from: in ``samples``, ``log``,
-``checkpoints``, ``evals``, ``processes`` and ``eval_items`` the record that carried it, in ``windows``,
-``facts`` and ``alerts`` (with ``ordinal``) the telemetry record that caused it, which is their output id.
+``checkpoints``, ``evals``, ``processes``, ``metrics`` and ``eval_items`` the record that carried it, in
+``windows``, ``facts`` and ``alerts`` (with ``ordinal``) the telemetry record that caused it, which is their
+output id.
 
 No float column has Parquet statistics: those leave NaN out, readers trust them, and a search for NaN would
 find nothing.
@@ -20,12 +21,22 @@ from driftline import window_rows
 from driftline.topics import TopicName
 
 TableName = Literal[
-    "samples", "log", "windows", "alerts", "facts", "checkpoints", "evals", "eval_items", "processes", "gaps"
+    "samples",
+    "log",
+    "windows",
+    "alerts",
+    "facts",
+    "checkpoints",
+    "evals",
+    "eval_items",
+    "processes",
+    "metrics",
+    "gaps",
 ]
 TABLE_NAMES: tuple[TableName, ...] = get_args(TableName)
 
 FEEDS: dict[TopicName, tuple[TableName, ...]] = {
-    "telemetry": ("samples", "log", "checkpoints", "evals", "processes"),
+    "telemetry": ("samples", "log", "checkpoints", "evals", "processes", "metrics"),
     "windows": ("windows",),
     "facts": ("facts",),
     "alerts": ("alerts",),
@@ -38,6 +49,7 @@ ROWS_OF: dict[str, TableName] = {
     "process_started": "processes",
     "process_ended": "processes",
     "run_rewound": "processes",
+    "metric_defined": "metrics",
 }
 """The table beside ``log`` that a numbered record of a process has rows in, by its kind; others have none."""
 OUTPUT_TABLES: tuple[TableName, ...] = ("windows", "facts", "alerts")
@@ -327,6 +339,24 @@ _PROCESSES = Table(
     ("run", "offset"),
 )
 
+_METRICS = Table(
+    "metrics",
+    "one declaration of a metric by a process (run.define); what it does not say is null",
+    (
+        _RUN,
+        _PROCESS,
+        Column("seq", _LONG, "the process's own count of its records"),
+        Column("time", TIME, "by the clock of its host"),
+        Column("metric", _TEXT, "name, exactly as logged"),
+        Column("goal", _TEXT, '"max" or "min", which way it gets better'),
+        Column("unit", _TEXT, "as declared"),
+        Column("reduce", _TEXT, 'how values at one step become one: "mean", "sum", "max", "min" or "last"'),
+        Column("description", _TEXT, "a sentence for people"),
+        *_AT,
+    ),
+    ("run", "metric", "offset"),
+)
+
 _GAPS = Table(
     "gaps",
     "offsets of one partition that its broker had deleted before the sink could store their rows",
@@ -354,6 +384,7 @@ TABLES: dict[TableName, Table] = {
         _EVALS,
         _EVAL_ITEMS,
         _PROCESSES,
+        _METRICS,
         _GAPS,
     )
 }

@@ -59,20 +59,36 @@ _SAMPLE_ATTEMPTS = View(
     """,
 )
 
+_DECLARED = """
+        SELECT run, metric, max_by(goal, "offset") FILTER (goal IS NOT NULL) AS goal,
+            max_by(unit, "offset") FILTER (unit IS NOT NULL) AS unit,
+            max_by(reduce, "offset") FILTER (reduce IS NOT NULL) AS reduce,
+            max_by(description, "offset") FILTER (description IS NOT NULL) AS description
+        FROM metric_definitions GROUP BY run, metric"""
+"""What holds of each metric that was declared: field by field, the newest in the log."""
+_ONE_NUMBER = """CASE reduce WHEN 'sum' THEN "sum" WHEN 'max' THEN "max" WHEN 'min' THEN "min"
+            WHEN 'last' THEN "last" ELSE mean END AS value"""
+
 _CURVES_ALL = View(
     "curves_all",
-    "one point per run, attempt, metric and step: weighted mean over ranks, min, max, counts",
-    """
-    SELECT run, metric, step, attempt,
-        sum(value * weight) FILTER (isfinite(value))
-            / nullif(sum(weight) FILTER (isfinite(value)), 0) AS mean,
-        min(value) FILTER (isfinite(value)) AS min,
-        max(value) FILTER (isfinite(value)) AS max,
-        count(*) AS n,
-        count(*) FILTER (isnan(value)) AS nan,
-        count(*) FILTER (isinf(value)) AS inf,
-        min(time) AS time
-    FROM sample_attempts WHERE step IS NOT NULL GROUP BY run, metric, step, attempt
+    "one point per run, attempt, metric and step over all ranks; `value` is the column that run.define names "
+    "as `reduce`, the weighted mean without it",
+    f"""
+    SELECT run, metric, step, attempt, {_ONE_NUMBER}, mean, "min", "max", "sum", "last", n, nan, inf, time
+    FROM (
+        SELECT run, metric, step, attempt,
+            sum(value * weight) FILTER (isfinite(value))
+                / nullif(sum(weight) FILTER (isfinite(value)), 0) AS mean,
+            min(value) FILTER (isfinite(value)) AS "min",
+            max(value) FILTER (isfinite(value)) AS "max",
+            sum(value) FILTER (isfinite(value)) AS "sum",
+            max_by(value, ("offset", ordinal)) AS "last",
+            count(*) AS n,
+            count(*) FILTER (isnan(value)) AS nan,
+            count(*) FILTER (isinf(value)) AS inf,
+            min(time) AS time
+        FROM sample_attempts WHERE step IS NOT NULL GROUP BY run, metric, step, attempt)
+    LEFT JOIN ({_DECLARED}) USING (run, metric)
     """,
 )
 
@@ -81,10 +97,42 @@ _CURVES = View(
     "one point per run, metric and step, of the newest attempt that has it",
     """
     SELECT run, metric, step, unnest(newest) FROM (
-        SELECT run, metric, step, max_by(struct_pack(attempt := attempt, mean := mean, min := min, max := max,
-            n := n, nan := nan, inf := inf, time := time), attempt) AS newest
+        SELECT run, metric, step, max_by(struct_pack(attempt := attempt, value := value, mean := mean,
+            min := "min", max := "max", sum := "sum", last := "last", n := n, nan := nan, inf := inf,
+            time := time), attempt) AS newest
         FROM curves_all
         GROUP BY run, metric, step)
+    """,
+)
+
+_BEST = View(
+    "best",
+    "one metric of one run with a declared goal: its best point so far (the first of equal ones), and its newest",
+    f"""
+    SELECT run, metric, goal, unit,
+        CASE goal WHEN 'max' THEN max(value) ELSE min(value) END AS best,
+        CASE goal WHEN 'max' THEN arg_max(step, (value, -step)) ELSE arg_min(step, (value, step)) END
+            AS best_step,
+        max_by(value, step) AS newest, max(step) AS newest_step
+    FROM curves JOIN ({_DECLARED}) USING (run, metric)
+    WHERE goal IS NOT NULL AND isfinite(value) GROUP BY run, metric, goal, unit
+    """,
+)
+
+_METRICS = View(
+    "metrics",
+    "one metric of one run, as far as samples, windows or a declaration tell of it; null where nothing was declared",
+    f"""
+    WITH logged AS (
+        SELECT run, metric, count(*) AS samples, count(DISTINCT process) AS processes,
+            max(step) AS last_step, min(time) AS first_logged, max(time) AS last_logged
+        FROM samples GROUP BY run, metric),
+    named AS (
+        SELECT run, metric FROM logged UNION SELECT run, metric FROM windows
+        UNION SELECT run, metric FROM metric_definitions)
+    SELECT run, metric, goal, unit, reduce, description, coalesce(samples, 0) AS samples,
+        coalesce(processes, 0) AS processes, last_step, first_logged, last_logged
+    FROM named LEFT JOIN ({_DECLARED}) USING (run, metric) LEFT JOIN logged USING (run, metric)
     """,
 )
 
@@ -247,12 +295,12 @@ _CORRELATION = View(
     "Pearson correlation of metric_a at step s with metric_b at step s + lag, for lags -max_lag..max_lag",
     """
     TABLE
-    WITH a AS (SELECT step, mean FROM curves WHERE curves.run = run_id AND curves.metric = metric_a
-               AND abs(mean) < 1e150),
-    b AS (SELECT step, mean FROM curves WHERE curves.run = run_id AND curves.metric = metric_b
-          AND abs(mean) < 1e150),
+    WITH a AS (SELECT step, value FROM curves WHERE curves.run = run_id AND curves.metric = metric_a
+               AND abs(value) < 1e150),
+    b AS (SELECT step, value FROM curves WHERE curves.run = run_id AND curves.metric = metric_b
+          AND abs(value) < 1e150),
     lags AS (SELECT unnest(range(-max_lag, max_lag + 1)) AS lag)
-    SELECT lags.lag, corr(a.mean, b.mean) AS correlation, count(*) AS n
+    SELECT lags.lag, corr(a.value, b.value) AS correlation, count(*) AS n
     FROM lags CROSS JOIN a JOIN b ON b.step = a.step + lags.lag
     GROUP BY lags.lag HAVING count(*) >= 3 ORDER BY lags.lag
     """,
@@ -265,6 +313,8 @@ VIEWS: tuple[View, ...] = (
     _SAMPLE_ATTEMPTS,
     _CURVES_ALL,
     _CURVES,
+    _BEST,
+    _METRICS,
     _TRENDS,
     _EVAL_CURVES,
     _EVAL_ANSWERS,
@@ -277,7 +327,7 @@ VIEWS: tuple[View, ...] = (
     _RUN_SUMMARY,
     _CORRELATION,
 )
-BASE_VIEW = {"processes": "process_events"}
+BASE_VIEW = {"processes": "process_events", "metrics": "metric_definitions"}
 """Tables whose plain view has another name than the table, since a view of one row per thing has it."""
 
 

@@ -199,6 +199,16 @@ class Attempt:
         return Presence.of(axis.watermark, self.awaited(now_us, grace_us))
 
 
+class Definition(msgspec.Struct, array_like=True):
+    """What a metric was declared to be, as far as a contradiction matters."""
+
+    goal: str | None = None
+    unit: str | None = None
+    reduce: str | None = None
+    told: bool = False
+    """A contradiction was told of."""
+
+
 @dataclass(slots=True)
 class Run:
     """One run of the partition."""
@@ -219,6 +229,8 @@ class Run:
     """The same, of those that are not idle."""
     known_us: int = NEVER_US
     """The same, of those that are not parked."""
+    defined: dict[str, Definition] = field(default_factory=dict)
+    """What its metrics were declared to be."""
 
     @property
     def attempt(self) -> Attempt:

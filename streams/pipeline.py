@@ -16,7 +16,7 @@ from driftline import records as wire
 from driftline.config import PipelineConfig
 from driftline.errors import BadRecord, SettingsError
 from driftline.records import Output, Record
-from driftline.streams import arrivals, lifecycle, memory, processes, snapshot, ticks
+from driftline.streams import arrivals, definitions, lifecycle, memory, processes, snapshot, ticks
 from driftline.streams.arrivals import Arrival
 from driftline.streams.attempts import Attempt, PartitionState, Run
 from driftline.streams.closing import Moment
@@ -205,7 +205,8 @@ class Pipeline:
             | events.ProcessEnded
             | events.Heartbeat
             | events.RunRewound
-            | events.CheckpointSaved,
+            | events.CheckpointSaved
+            | events.MetricDefined,
         ):
             self._of_process(state, outbox, record.offset, time_us, event)
         else:
@@ -237,6 +238,9 @@ class Pipeline:
                 return
             process = processes.join(run, run.attempt, event.process)
         if not processes.counts(moment, process, event.seq):
+            return
+        if isinstance(event, events.MetricDefined):
+            definitions.defined(moment, event, process)
             return
         if process.parked:  # its attempt is gone: only its checkpoints mean something
             if isinstance(event, events.CheckpointSaved):

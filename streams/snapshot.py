@@ -19,6 +19,7 @@ from driftline.streams.attempts import (
     AXES,
     Attempt,
     AxisState,
+    Definition,
     PartitionState,
     Process,
     Remembered,
@@ -121,6 +122,7 @@ def _dump_run(run: Run) -> dict[str, Any]:
         "current": run.current,
         "ended": run.ended,
         "title": run.title,
+        "defined": run.defined,
         "triggers": run.triggers.dump(),
         "processes": [[*(getattr(p, name) for name in _PROCESS), p.ahead] for p in run.processes.values()],
         "attempts": [_dump_attempt(attempt) for attempt in run.attempts.values()],
@@ -130,6 +132,7 @@ def _dump_run(run: Run) -> dict[str, Any]:
 def _load_run(plain: dict[str, Any], config: PipelineConfig, make: Factories) -> Run:
     run = Run(plain["name"], plain["now_us"], plain["last_us"], make.triggers(config, plain["triggers"]))
     run.current, run.ended, run.title = plain["current"], plain["ended"], plain["title"]
+    run.defined = msgspec.convert(plain["defined"], dict[str, Definition])
     for fields in plain["processes"]:
         process = Process(**dict(zip((*_PROCESS, "ahead"), fields, strict=True)))
         run.processes[process.name] = process

@@ -9,7 +9,8 @@ convert with :func:`number` and :func:`to_float`.
 
 Who writes what (topic):
 
-    telemetry    ProcessStarted, ProcessEnded, Heartbeat, CheckpointSaved, RunRewound   (the SDK)
+    telemetry    ProcessStarted, ProcessEnded, Heartbeat, CheckpointSaved, RunRewound,
+                 MetricDefined   (the SDK)
                  Tick, ConfigChanged (stream workers), EvalAccepted (scheduler)
     facts        Fact            (pipeline)
     alerts       Alert           (pipeline)
@@ -41,6 +42,10 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Id = Annotated[str, msgspec.Meta(max_length=256)]
 """Names of runs, processes, evaluators and the like: they are repeated in every output."""
 Severity = Literal["info", "warn", "error", "page"]
+Goal = Literal["max", "min"]
+"""Which way a metric gets better."""
+Reduce = Literal["mean", "sum", "max", "min", "last"]
+"""How the values of several ranks and samples at one step become one number for people."""
 
 
 class Unknown(NamedTuple):
@@ -128,6 +133,19 @@ class RunRewound(_FromProcess, frozen=True, kw_only=True, tag="run_rewound"):
     """``run.rewind(step)``: the run goes on from ``step`` as a new attempt."""
 
     step: Int64
+
+
+class MetricDefined(_FromProcess, frozen=True, kw_only=True, tag="metric_defined"):
+    """``run.define(...)``: what a metric means. What was not said is None, and stays as it was said before.
+
+    Each rank may say it. Of contradictory ones the newest in the log counts, field by field.
+    """
+
+    metric: Annotated[str, msgspec.Meta(max_length=600)]
+    goal: Goal | None = None
+    unit: Annotated[str, msgspec.Meta(max_length=100)] | None = None
+    reduce: Reduce | None = None
+    description: Annotated[str, msgspec.Meta(max_length=1000)] | None = None
 
 
 class FileEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -477,6 +495,7 @@ Event: TypeAlias = (
     | Heartbeat
     | RunRewound
     | CheckpointSaved
+    | MetricDefined
     | Tick
     | ConfigChanged
     | EvalRequested
@@ -492,7 +511,9 @@ Event: TypeAlias = (
     | Alert
     | DeadLetter
 )
-FromProcess: TypeAlias = ProcessStarted | ProcessEnded | Heartbeat | RunRewound | CheckpointSaved
+FromProcess: TypeAlias = (
+    ProcessStarted | ProcessEnded | Heartbeat | RunRewound | CheckpointSaved | MetricDefined
+)
 
 
 class _Head(msgspec.Struct):

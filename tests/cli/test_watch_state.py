@@ -9,7 +9,7 @@ import pytest
 
 from driftline import events, frames
 from driftline.cli import watch_state
-from driftline.cli.watch_state import Curve, WatchState
+from driftline.cli.watch_state import Curve, Said, WatchState
 
 T0 = 1_700_000_000_000_000
 SECOND = 1_000_000
@@ -245,11 +245,11 @@ def test_what_cannot_be_read_is_counted(value: bytes | None, bad: int, unknown: 
 def test_a_curve_keeps_its_shape_in_a_bounded_number_of_points() -> None:
     curve = Curve()
     for at in range(10_000):
-        curve.add(at, float(at), 1)
+        curve.add(at, np.array([float(at)]))
     points = curve.points()
     assert len(points) <= watch_state.POINTS_MAX
     assert points == sorted(points)
-    assert sum(p.mean for p in points) / len(points) == pytest.approx(4999.5, rel=0.05)
+    assert sum(p.value for p in points) / len(points) == pytest.approx(4999.5, rel=0.05)
 
 
 def test_everything_is_bounded_and_what_did_not_fit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,3 +288,31 @@ def test_topics_may_come_in_any_interleaving() -> None:
         run = state.runs["01r"]
         seen.add((run.step, run.samples, run.alerts["a1"].state, len(run.evaluations), state.left_out))
     assert seen == {(8, 8, "resolved", 5, 0)}
+
+
+def test_a_curve_shows_what_was_declared() -> None:
+    """A sum over ranks where that was said, before or after the samples; else the mean."""
+    for early in (True, False):
+        state = WatchState()
+        said = events.MetricDefined(
+            run="01r", process="p9", seq=0, time_us=T0, metric="loss", reduce="sum", unit="nats"
+        )
+        records = [
+            frame(step, {"loss": step + rank}, step=step, process=f"p{rank}", rank=rank)
+            for step in (1, 2)
+            for rank in (0, 1)
+        ]
+        for value in [events.encode(said), *records] if early else [*records, events.encode(said)]:
+            state.see("telemetry", value, T0)
+        curve = state.runs["01r"].curves["loss"]
+        assert [point.value for point in curve.points()] == [3.0, 5.0]
+        assert curve.said.unit == "nats"
+
+
+def test_a_declared_sum_stays_that_of_one_step_when_points_are_joined() -> None:
+    curve = Curve(Said(reduce="sum"))
+    for at in range(1_000):
+        curve.add(at, np.array([1.0, 2.0]))
+        curve.add(at, np.array([4.0]))
+    assert len(curve.points()) <= 256
+    assert {point.value for point in curve.points()} == {7.0}

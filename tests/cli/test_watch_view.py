@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -28,7 +29,7 @@ def curve(*values: float) -> Curve:
         made.newest = value
         made.by_rank[at] = value
         if math.isfinite(value):
-            made.add(at, value, 1)
+            made.add(at, np.array([value]))
     return made
 
 

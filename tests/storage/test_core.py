@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,14 @@ def test_a_deletion_by_another_refuses_the_next_append() -> None:
 def test_what_the_log_no_longer_has_is_a_gap_of_the_tables_that_lack_it() -> None:
     root = MemoryRoot()
     lake = MemoryLake(root)
-    for name, reached in {"samples": 4, "log": 9, "checkpoints": 4, "evals": 9, "processes": 9}.items():
+    for name, reached in {
+        "samples": 4,
+        "log": 9,
+        "checkpoints": 4,
+        "evals": 9,
+        "processes": 9,
+        "metrics": 9,
+    }.items():
         lake.commit(name, None, {TELEMETRY.app: -1}, {TELEMETRY.app: reached})  # type: ignore[arg-type]
     core = SinkCore(MemoryLake(root))
     fresh = Spot("facts", UUID.replace("1", "3"), 0)
@@ -129,11 +137,36 @@ def test_a_gap_is_a_row_once_however_often_the_sink_starts_or_is_killed() -> Non
             continue
     assert died == ["gaps", "gaps"]
     rows = root.rows("gaps").select(["topic", "partition", "first", "last", "tables"]).to_pylist()
-    every = "samples log checkpoints evals processes"
+    every = "samples log checkpoints evals processes metrics"
     assert [tuple(row.values()) for row in rows] == [
         ("telemetry", 0, 0, 2, every),
         ("telemetry", 0, 3, 7, every),
     ]
+
+
+def test_a_table_that_an_older_sink_did_not_have_is_filled_from_the_log_and_no_other_twice(
+    tmp_path: Path, make: Any
+) -> None:
+    """A root of before ``metrics``: the log is read again for it, also what was of an unknown kind then."""
+    said = events.MetricDefined(run="run", process="p0", seq=1, time_us=5, metric="x", goal="max")
+    values = [make.frame(0, {"x": [1.0]}), events.encode(said), make.frame(2, {"x": [2.0]})]
+    log = [Record(0, at, 0, value) for at, value in enumerate(values)]
+    for lives in range(3):
+        core = SinkCore(Lake(tmp_path))
+        start = core.resume({TELEMETRY: 0})[TELEMETRY]
+        core.take(TELEMETRY, log[start:])
+        list(core.commits(empty=True))
+        assert core.gaps == []
+        counts = {name: pa_rows(tmp_path, name) for name in ("samples", "log", "metrics")}
+        assert counts == {"samples": 2, "log": 3, "metrics": 1}, lives
+        if lives == 0:
+            shutil.rmtree(tmp_path / "metrics")
+
+
+def pa_rows(root: Path, name: str) -> int:
+    import deltalake
+
+    return int(deltalake.DeltaTable(str(root / name)).to_pyarrow_table().num_rows)
 
 
 def test_dead_letters_go_before_the_commit_that_passes_them(make: Any) -> None:

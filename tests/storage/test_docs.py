@@ -60,8 +60,8 @@ With `storage.retention` the sink deletes, soon after its start and then every h
 newest stored row of each process stays, so that what it sends again is still known and its run stays in `runs`.
 "Ago" counts from the newest record in `log`, or from the sink's clock if that is behind it: a clock that jumps
 ahead deletes nothing young, and while nothing comes nothing is deleted.
-All other tables are kept. `curves`, `slowest_ranks` and the samples of `run_summary` speak of what is left;
-`trends` and `eval_curves` stay whole.
+All other tables are kept. `curves`, `best`, `slowest_ranks` and the samples of `run_summary` and `metrics` speak of
+what is left; `trends` and `eval_curves` stay whole.
 
 The examples below are answered from a small run of two ranks, made by `tests/storage/test_docs.py`, which also
 checks this page.
@@ -77,6 +77,7 @@ TABLE_QUERIES = {
     "evals": 'SELECT step, metric, value, low, high, "count", status, seconds FROM evals ORDER BY step, metric',
     "eval_items": "SELECT lease, position, item, status, score, response_length FROM eval_items ORDER BY lease, position LIMIT 3",
     "gaps": 'SELECT topic, "partition", first, last, tables FROM gaps',
+    "metrics": 'SELECT process, metric, goal, unit, reduce, description FROM metric_definitions ORDER BY "offset"',
     "processes": 'SELECT process, event, time, rank, world_size, outcome FROM process_events ORDER BY "offset"',
 }
 VIEW_QUERIES = {
@@ -84,7 +85,9 @@ VIEW_QUERIES = {
     "attempts": "SELECT process, attempt, from_offset FROM attempts ORDER BY process",
     "sample_attempts": "SELECT attempt, count(*) AS samples FROM sample_attempts GROUP BY attempt",
     "curves_all": "SELECT attempt, step, mean FROM curves_all WHERE metric = 'loss' ORDER BY step LIMIT 2",
-    "curves": "SELECT step, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
+    "curves": "SELECT step, value, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
+    "best": "SELECT metric, goal, best, best_step, newest, newest_step FROM best",
+    "metrics": "SELECT metric, goal, unit, reduce, samples, last_step FROM metrics ORDER BY metric",
     "trends": "SELECT metric, window_start, mean, p95, n FROM trends WHERE \"group\" = ''",
     "eval_curves": "SELECT suite, metric, step, value, low, high, n FROM eval_curves ORDER BY metric, step",
     "eval_answers": "SELECT step, item, status, response, expected FROM eval_answers ORDER BY step, position LIMIT 2",
@@ -118,6 +121,13 @@ def digits(store: Any, make: Any) -> Any:
         values["span/forward"] = [0.010 if rank == 0 else 0.025] * 8
         frame = make.frame(1, values, run=RUN, process=f"p{rank}", rank=rank)
         telemetry += [frame, frame] if rank == 0 else [frame]
+    for seq, (metric, said) in enumerate([("loss", "nats per token"), ("grad_norm", None)], 7):
+        reduce: Any = "max" if said is None else None
+        defined = events.MetricDefined(
+            run=RUN, process="p1", seq=seq, time_us=make.t0, metric=metric, goal="min" if said else None,
+            unit=said, reduce=reduce,
+        )  # fmt: skip
+        telemetry.append(events.encode(defined))
     for number, (step, (value, low, high)) in enumerate(eval_metrics.items()):
         files = [events.FileEntry("model.safetensors", 440_000), events.FileEntry("config.json", 300)]
         saved = events.Checkpoint(

@@ -52,7 +52,9 @@ def test_every_table_of_rows_has_the_columns_of_its_schema(make: Any) -> None:
         time_us=5,
         checkpoint=events.Checkpoint(digest="d", uri="/c", files=[events.FileEntry("a", 3)]),
     )
+    said = events.MetricDefined(run="run", process="p0", seq=3, time_us=5, metric="loss", goal="min")
     feed(rows, make.started(0), make.frame(1, {"loss": [1.0]}), events.encode(saved), make.accepted(4))
+    feed(rows, events.encode(said))
     feed(rows, make.windows(0), source=Source("windows", "w"))
     feed(rows, make.fact(0), source=Source("facts", "f"))
     feed(rows, make.alert(0), source=Source("alerts", "a"))

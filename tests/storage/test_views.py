@@ -260,3 +260,49 @@ def test_checkpoints_without_a_step_keep_their_evaluations_apart(store: Any, mak
         saved = events.Checkpoint(digest=f"d{epoch}", uri=f"/c/{epoch}", epoch=epoch)
         store.put("telemetry", make.accepted(int(epoch), checkpoint=saved))
     assert store.ask("SELECT step, epoch FROM eval_curves ORDER BY epoch") == [(None, 1.0), (None, 2.0)]
+
+
+def defined(make: Any, seq: int, metric: str, process: str = "p9", **said: str) -> bytes:
+    event = events.MetricDefined(run="run", process=process, seq=seq, time_us=make.t0, metric=metric, **said)
+    return events.encode(event)
+
+
+def test_a_curve_shows_what_was_declared_and_the_mean_where_nothing_was(store: Any, make: Any) -> None:
+    """Nothing is guessed from a name: tokens are a mean until someone says that they are a sum."""
+    names = ["tokens", "peak", "floor", "lr", "loss"]
+    for rank, values in enumerate([[1.0, 5.0], [3.0, 4.0]]):
+        frame = make.frame(0, dict.fromkeys(names, values), process=f"p{rank}", rank=rank)
+        store.put("telemetry", frame)
+    question = "SELECT metric, list(value ORDER BY step) FROM curves GROUP BY 1"
+    assert dict(store.ask(question)) == {name: [2.0, 4.5] for name in names}
+    said = {"tokens": "sum", "peak": "max", "floor": "min", "lr": "last", "loss": "mean"}
+    store.put("telemetry", *[defined(make, at, name, reduce=said[name]) for at, name in enumerate(names)])
+    shown = {"tokens": [4.0, 9.0], "peak": [3.0, 5.0], "floor": [1.0, 4.0], "lr": [3.0, 4.0]}
+    assert dict(store.ask(question)) == shown | {"loss": [2.0, 4.5]}
+    found = store.ask("SELECT mean, min, max, sum, last FROM curves WHERE metric = 'tokens' AND step = 0")
+    assert found == [(2.0, 1.0, 3.0, 4.0, 3.0)]
+
+
+def test_of_contradictory_declarations_the_newest_counts_field_by_field(store: Any, make: Any) -> None:
+    store.put("telemetry", defined(make, 0, "x", goal="max", unit="a", description="first"))
+    store.put("telemetry", defined(make, 0, "x", process="p8", unit="b"), defined(make, 1, "x", goal="min"))
+    store.put("telemetry", defined(make, 1, "x", goal="min"))  # comes twice
+    found = store.ask("SELECT goal, unit, reduce, description, samples FROM metrics")
+    assert found == [("min", "b", None, "first", 0)]
+    assert store.ask("SELECT count(*) FROM metric_definitions") == [(3,)]
+
+
+def test_all_known_metrics_are_listed_whether_declared_logged_or_windowed(store: Any, make: Any) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0, 2.0]}), defined(make, 0, "reward", goal="max"))
+    store.put("windows", make.windows(1, metric=["derived"]))
+    found = store.ask("SELECT metric, goal, samples, processes, last_step FROM metrics ORDER BY metric")
+    assert found == [("derived", None, 0, 0, None), ("loss", None, 2, 1, 1), ("reward", "max", 0, 0, None)]
+
+
+def test_the_best_point_follows_the_declared_goal_and_nothing_else(store: Any, make: Any) -> None:
+    """NaN is never the best; of equal points the first; a metric without a goal has none."""
+    values = {"up": [1.0, 7.0, math.nan, 7.0, 2.0], "down": [3.0, -1.0, 5.0, -1.0, math.inf]}
+    store.put("telemetry", make.frame(0, values | {"accuracy": [1.0] * 5}))
+    store.put("telemetry", defined(make, 0, "up", goal="max", unit="u"), defined(make, 1, "down", goal="min"))
+    found = store.ask("SELECT metric, goal, unit, best, best_step, newest, newest_step FROM best ORDER BY 1")
+    assert found == [("down", "min", None, -1.0, 1, -1.0, 3), ("up", "max", "u", 7.0, 1, 2.0, 4)]

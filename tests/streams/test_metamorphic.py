@@ -118,14 +118,15 @@ def test_the_order_of_ranks_within_the_lateness_changes_no_window(
         assert found.keys() == prompt.keys()
         for key, row in found.items():
             assert without(row, *AS_IT_CAME) == without(prompt[key], *AS_IT_CAME), key
-            for name in ("mean", "std"):
+            for name in ROUNDED:
                 assert row[name] == pytest.approx(prompt[key][name], rel=1e-12, abs=1e-9)
             for name in ("min", "max"):
                 given = row[name] is not None
                 assert row[f"{name}_rank"] in (who[row["metric"], row[name]] if given else {None})
 
 
-AS_IT_CAME = ("mean", "std", "first", "last", "min_rank", "max_rank")
+ROUNDED = ("sum", "mean", "std")
+AS_IT_CAME = (*ROUNDED, "first", "last", "min_rank", "max_rank")
 """By the order of the log, or rounded in it; all else is the same to the last bit."""
 
 
@@ -167,8 +168,8 @@ def test_windows_of_fine_panes_equal_windows_of_coarse_ones(
     assert merged.keys() == rows[0].keys()
     assert len(merged) > 20
     for key, row in merged.items():
-        assert without(row, "mean", "std") == without(rows[0][key], "mean", "std"), key
-        for name in ("mean", "std"):
+        assert without(row, *ROUNDED) == without(rows[0][key], *ROUNDED), key
+        for name in ROUNDED:
             assert row[name] == pytest.approx(rows[0][key][name], rel=1e-12)
 
 

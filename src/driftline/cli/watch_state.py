@@ -37,46 +37,93 @@ WATCHED: tuple[TopicName, ...] = ("telemetry", "alerts", "evals", "assignments")
 
 
 class Point(NamedTuple):
-    """One point of a curve: position (step, or seconds since the run was first seen) and mean."""
+    """One point of a curve: position (step, or seconds since the run was first seen) and value."""
 
     at: int
-    mean: float
+    value: float
+
+
+class _Bucket(NamedTuple):
+    """Finite values at some positions next to each other."""
+
+    total: float
+    number: int
+    least: float
+    most: float
+    last: float
+    places: int
+    """Positions, as far as they came in their order."""
+
+    def join(self, other: _Bucket) -> _Bucket:
+        return _Bucket(
+            self.total + other.total,
+            self.number + other.number,
+            min(self.least, other.least),
+            max(self.most, other.most),
+            other.last,
+            self.places + other.places,
+        )
+
+    def value(self, reduce: events.Reduce) -> float:
+        """One number of the bucket; a sum is that of one position, as a mean over those of the bucket."""
+        match reduce:
+            case "sum":
+                return self.total / max(1, self.places)
+            case "max":
+                return self.most
+            case "min":
+                return self.least
+            case "last":
+                return self.last
+        return self.total / self.number
+
+
+class Said(NamedTuple):
+    """What ``run.define`` said of a metric; None where it said nothing."""
+
+    goal: events.Goal | None = None
+    unit: str | None = None
+    reduce: events.Reduce | None = None
 
 
 class Curve:
     """A metric over its steps in at most :data:`POINTS_MAX` buckets, which grow wider as they run out."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Said | None = None) -> None:
+        self.said = said or Said()
         self.newest: float = math.nan
         self.newest_step: int | None = None
         self.by_rank: dict[int, float] = {}
         self.non_finite = 0
         self.samples = 0
         self._width = 1
-        self._buckets: dict[int, tuple[float, int]] = {}
+        self._highest: int | None = None
+        self._buckets: dict[int, _Bucket] = {}
 
-    def add(self, at: int, total: float, count: int) -> None:
-        """``count`` finite values that sum to ``total`` at position ``at``."""
+    def add(self, at: int, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+        """Finite values at position ``at``, in their order."""
+        fresh = self._highest is None or at > self._highest or at // self._width not in self._buckets
+        self._highest = at if self._highest is None else max(at, self._highest)
+        least, most = float(values.min()), float(values.max())
+        more = _Bucket(float(values.sum()), len(values), least, most, float(values[-1]), int(fresh))
         key = at // self._width
-        before = self._buckets.get(key, (0.0, 0))
-        self._buckets[key] = (before[0] + total, before[1] + count)
+        self._buckets[key] = self._buckets[key].join(more) if key in self._buckets else more
         while len(self._buckets) > POINTS_MAX:
             self._halve()
 
     def points(self) -> list[Point]:
-        """Means in order of their positions."""
+        """One number for each position (or some next to each other): the mean, or what was declared."""
+        reduce = self.said.reduce or "mean"
         return [
-            Point(key * self._width, total / count)
-            for key, (total, count) in sorted(self._buckets.items())
-            if count
+            Point(key * self._width, bucket.value(reduce)) for key, bucket in sorted(self._buckets.items())
         ]
 
     def _halve(self) -> None:
         self._width *= 2
-        merged: dict[int, tuple[float, int]] = {}
-        for key, (total, count) in self._buckets.items():
-            before = merged.get(key // 2, (0.0, 0))
-            merged[key // 2] = (before[0] + total, before[1] + count)
+        merged: dict[int, _Bucket] = {}
+        for key, bucket in sorted(self._buckets.items()):
+            before = merged.get(key // 2)
+            merged[key // 2] = bucket if before is None else before.join(bucket)
         self._buckets = merged
 
 
@@ -166,6 +213,8 @@ class RunView:
     checkpoint_step: int | None = None
     rate: Rate = field(default_factory=Rate)
     curves: dict[str, Curve] = field(default_factory=dict)
+    said: dict[str, Said] = field(default_factory=dict)
+    """What its metrics were declared to be."""
     processes: dict[str, ProcessView] = field(default_factory=dict)
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """By request."""
@@ -265,6 +314,7 @@ class WatchState:
                 | events.Heartbeat()
                 | events.RunRewound()
                 | events.CheckpointSaved()
+                | events.MetricDefined()
             ):
                 self._from_process(event, time_us)
             case events.EvalRequested() | events.EvalAccepted() | events.EvalProgress() | events.Lease():
@@ -338,7 +388,7 @@ class WatchState:
             if len(view.curves) >= METRICS_MAX:
                 self.left_out += 1
                 return
-            curve = view.curves[name] = Curve()
+            curve = view.curves[name] = Curve(view.said.get(name))
         values, steps = frame.value[rows], frame.step[rows]
         last = int(rows[-1])
         curve.newest = float(frame.value[last])
@@ -353,10 +403,10 @@ class WatchState:
         ]
         if not len(at):
             return
-        places, inverse = np.unique(at, return_inverse=True)
-        totals = np.bincount(inverse, weights=values[finite])
-        for place, total, number in zip(places, totals, np.bincount(inverse), strict=True):
-            curve.add(int(place), float(total), int(number))
+        order = np.argsort(at, kind="stable")
+        places, starts = np.unique(at[order], return_index=True)
+        for place, some in zip(places, np.split(values[finite][order], starts[1:]), strict=True):
+            curve.add(int(place), some)
 
     def _from_process(self, event: events.FromProcess, time_us: int) -> None:
         view = self._run(event.run, time_us)
@@ -381,8 +431,25 @@ class WatchState:
                 view.checkpoints += 1
                 view.checkpoint_step = event.checkpoint.step
                 self._tell(time_us, view.run, "checkpoint", f"checkpoint saved{_at(event.checkpoint)}")
+            case events.MetricDefined():
+                self._defined(view, event)
             case _:
                 pass
+
+    def _defined(self, view: RunView, event: events.MetricDefined) -> None:
+        """What is said counts from here on, what is not said stays."""
+        before = view.said.get(event.metric)
+        if before is None and len(view.said) >= METRICS_MAX:
+            self.left_out += 1
+            return
+        before = before or Said()
+        said = view.said[event.metric] = Said(
+            before.goal if event.goal is None else event.goal,
+            before.unit if event.unit is None else event.unit,
+            before.reduce if event.reduce is None else event.reduce,
+        )
+        if event.metric in view.curves:
+            view.curves[event.metric].said = said
 
     def _started(
         self, view: RunView, sender: ProcessView, event: events.ProcessStarted, time_us: int

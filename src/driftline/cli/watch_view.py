@@ -77,7 +77,8 @@ def quantity(value: float, unit: str = "") -> str:
         return f"{value * 1000:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
     if unit in ("%", "W", "°C"):
         return f"{value:.1f} {unit}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    number = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{number} {unit}" if unit not in ("", "fraction") else number
 
 
 def render(
@@ -130,7 +131,7 @@ def line(entry: News, *, name: str = "") -> str:
 def summary(view: RunView, *, now_us: int, first: Sequence[str] = ()) -> str:
     """One line of numbers for the plain form."""
     samples, frame_rate = view.rate.per_second(now_us)
-    numbers = [f"{name} {quantity(view.curves[name].newest)}" for name in _main(view, first)[:4]]
+    numbers = [f"{name} {_plain(view.curves[name])}" for name in _main(view, first)[:4]]
     parts = [
         f"step {view.step}" if view.step is not None else "no step yet",
         f"{samples:,.0f} samples/s",
@@ -197,7 +198,10 @@ def _group(name: str) -> str:
     return entry.group if entry and entry.name == name else ""
 
 
-def _unit(name: str) -> str:
+def _unit(curve: Curve, name: str) -> str:
+    """As declared; else that of the documented names."""
+    if curve.said.unit is not None:
+        return curve.said.unit
     entry = metric_names.known(name)
     return entry.unit if entry and entry.name == name else ""
 
@@ -211,21 +215,27 @@ def _curves(view: RunView, first: Sequence[str], rows: int = 12) -> Panel:
     for name in names[:rows]:
         curve = view.curves[name]
         table.add_row(
-            _text(name),
+            _text(f"{name} ({curve.said.reduce})" if curve.said.reduce else name),
             _newest(curve, name),
-            _text(sparkline([p.mean for p in curve.points()]), style="blue"),
+            _text(sparkline([p.value for p in curve.points()]), style="blue"),
         )
     if len(names) > rows:
         table.add_row(_text(f"and {len(names) - rows} more", style="dim"), "", "")
-    return Panel(table, title="metrics, mean over ranks", title_align="left")
+    return Panel(table, title="metrics, mean over ranks or as declared", title_align="left")
+
+
+def _plain(curve: Curve) -> str:
+    """The newest number of the plain form: a sample, or what was declared of the newest step."""
+    points = curve.points() if curve.said.reduce and math.isfinite(curve.newest) else []
+    return quantity(points[-1].value if points else curve.newest, curve.said.unit or "")
 
 
 def _newest(curve: Curve, name: str) -> Text:
     points = curve.points()
     if not math.isfinite(curve.newest):
         return _text(str(curve.newest), style="bold red")
-    value = points[-1].mean if points else curve.newest
-    return _text(quantity(value, _unit(name)), style="bold")
+    value = points[-1].value if points else curve.newest
+    return _text(quantity(value, _unit(curve, name)), style="bold")
 
 
 def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
@@ -254,7 +264,7 @@ def _typical(curve: Curve, name: str) -> Text:
     values = [value for value in curve.by_rank.values() if math.isfinite(value)]
     if len(values) < 2:
         return _newest(curve, name)
-    return _text(quantity(sum(values) / len(values), _unit(name) or "s"), style="bold")
+    return _text(quantity(sum(values) / len(values), _unit(curve, name) or "s"), style="bold")
 
 
 def _slowest(curve: Curve) -> Text:
