@@ -138,12 +138,14 @@ _METRICS = View(
 
 _TRENDS = View(
     "trends",
-    "one closed time window of one metric, highest revision: what goes by the clock, not by steps",
-    """
+    "one closed time window of one metric, highest revision: what goes by the clock, not by steps; `value` as in "
+    "`curves_all`",
+    f"""
     SELECT run, attempt, "group", metric, make_timestamptz("start") AS window_start,
-        make_timestamptz("end") AS window_end, mean, std, min, max, p50, p95, p99,
-        "count" AS n, nan, inf, present, expected
-    FROM windows WHERE axis = 'time' AND span IS NULL
+        make_timestamptz("end") AS window_end, {_ONE_NUMBER}, mean, std, "min", "max", "sum", "last", p50, p95,
+        p99, "count" AS n, nan, inf, present, expected
+    FROM windows LEFT JOIN ({_DECLARED}) USING (run, metric)
+    WHERE axis = 'time' AND span IS NULL
     QUALIFY revision = max(revision) OVER (PARTITION BY run, attempt, "group", metric, "start", "end")
     """,
 )

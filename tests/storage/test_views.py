@@ -283,6 +283,16 @@ def test_a_curve_shows_what_was_declared_and_the_mean_where_nothing_was(store: A
     assert found == [(2.0, 1.0, 3.0, 4.0, 3.0)]
 
 
+def test_a_trend_shows_what_was_declared(store: Any, make: Any) -> None:
+    one = {"mean": [2.0], "min": [1.0], "max": [3.0], "sum": [40.0], "last": [1.5]}
+    for offset, name in enumerate(["mean", "sum", "min", "max", "last", "said nothing"]):
+        store.put("windows", make.windows(offset, metric=[name], **one))
+        if name != "said nothing":
+            store.put("telemetry", defined(make, offset, name, reduce=name))
+    found = dict(store.ask("SELECT metric, value FROM trends"))
+    assert found == {name: values[0] for name, values in one.items()} | {"said nothing": 2.0}
+
+
 def test_of_contradictory_declarations_the_newest_counts_field_by_field(store: Any, make: Any) -> None:
     store.put("telemetry", defined(make, 0, "x", goal="max", unit="a", description="first"))
     store.put("telemetry", defined(make, 0, "x", process="p8", unit="b"), defined(make, 1, "x", goal="min"))

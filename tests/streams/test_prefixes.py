@@ -40,7 +40,7 @@ VALUES = {
 WEIGHTS = {
     "ones": lambda chance: 1.0,
     "tokens": lambda chance: float(chance.randrange(1, 4096)),
-    "odd": lambda chance: chance.choice([0.0, -3.0, math.nan, math.inf, 1000.0, 2.0, 0.125]),
+    "odd": lambda chance: chance.choice([0.0, -3.0, math.nan, math.inf, 1e200, 1000.0, 2.0, 0.125]),
 }
 STEPS = {
     "goes on": lambda chance, step: step + 1,
