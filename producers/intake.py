@@ -1,7 +1,8 @@
 """From the queue into the framer, in the order of the calls, as far as the numbers are known.
 
 Values on a device hold up what was logged after them for ``DEVICE_PATIENCE_US``; then they wait aside, and
-join as soon as they arrive. A checkpoint, a rewind or a declaration is handed to ``mark`` when all before it is framed.
+join as soon as they arrive. A checkpoint, a rewind or a declaration is handed to ``mark`` when all before it
+is framed.
 """
 
 from __future__ import annotations

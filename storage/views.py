@@ -107,7 +107,8 @@ _CURVES = View(
 
 _BEST = View(
     "best",
-    "one metric of one run with a declared goal: its best point so far (the first of equal ones), and its newest",
+    "one metric of one run with a declared goal: its best point so far (the first of equal ones) and its "
+    "newest",
     f"""
     SELECT run, metric, goal, unit,
         CASE goal WHEN 'max' THEN max(value) ELSE min(value) END AS best,
@@ -121,7 +122,8 @@ _BEST = View(
 
 _METRICS = View(
     "metrics",
-    "one metric of one run, as far as samples, windows or a declaration tell of it; null where nothing was declared",
+    "one metric of one run, as far as samples, windows or a declaration tell of it; null where nothing was "
+    "declared",
     f"""
     WITH logged AS (
         SELECT run, metric, count(*) AS samples, count(DISTINCT process) AS processes,
@@ -138,12 +140,12 @@ _METRICS = View(
 
 _TRENDS = View(
     "trends",
-    "one closed time window of one metric, highest revision: what goes by the clock, not by steps; `value` as in "
-    "`curves_all`",
+    "one closed time window of one metric, highest revision: what goes by the clock, not by steps; `value` "
+    "as in `curves_all`",
     f"""
     SELECT run, attempt, "group", metric, make_timestamptz("start") AS window_start,
-        make_timestamptz("end") AS window_end, {_ONE_NUMBER}, mean, std, "min", "max", "sum", "last", p50, p95,
-        p99, "count" AS n, nan, inf, present, expected
+        make_timestamptz("end") AS window_end, {_ONE_NUMBER}, mean, std, "min", "max", "sum", "last",
+        p50, p95, p99, "count" AS n, nan, inf, present, expected
     FROM windows LEFT JOIN ({_DECLARED}) USING (run, metric)
     WHERE axis = 'time' AND span IS NULL
     QUALIFY revision = max(revision) OVER (PARTITION BY run, attempt, "group", metric, "start", "end")
