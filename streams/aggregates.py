@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.streams import histogram
+from driftline.streams.bits import pick
 from driftline.streams.kernels import fold as kernel
 
 I64 = npt.NDArray[np.int64]
@@ -33,7 +34,7 @@ Rows = npt.NDArray[np.void]
 
 NO_RANK = -1
 _FEWEST = 32
-DUMPED = tuple(name for name in kernel.ROW.names or () if name not in ("head", "entries", "limit", "spare"))
+DUMPED = tuple(name for name in kernel.ROW.names or () if name not in ("head", "entries", "limit", "many"))
 """What a row is made of, beside its histogram."""
 
 
@@ -71,11 +72,12 @@ class Cells:
 
     def __init__(self) -> None:
         self.rows: Rows = np.zeros(_FEWEST, kernel.ROW)
-        self.bits: U64 = np.zeros((_FEWEST, 1), np.uint64)
-        """Which processes gave a sample: bit p of the row's words."""
+        self.many: U64 = np.zeros((_FEWEST, 1), np.uint64)
+        """Which processes gave a sample, for rows with more than one: bit p of the words."""
         self.free: I64 = np.arange(_FEWEST - 1, -1, -1, dtype=np.int64)
+        self._free_many: I64 = self.free.copy()
         self._entries: Rows = np.zeros(_FEWEST, kernel.ENTRY)
-        self._heads: I64 = np.array([0, 0, -1, 0], np.int64)
+        self._heads: I64 = np.array([0, 0, -1, 0, 0], np.int64)
 
     @property
     def used(self) -> int:
@@ -88,12 +90,11 @@ class Cells:
         rows = self.free[self.used : self.used + count].copy()
         self._heads[kernel.USED_ROWS] += count
         kernel.clear(self.rows, rows)
-        self.bits[rows] = 0
         return rows
 
     def release(self, rows: I64) -> None:
         """Rows that are free again, with their buckets."""
-        kernel.let_go(rows, self.rows, self._entries, self._heads)
+        kernel.let_go(rows, self.rows, self._entries, self._free_many, self._heads)
         self.free[self.used - len(rows) : self.used] = rows
         self._heads[kernel.USED_ROWS] -= len(rows)
         if not self.used and len(self.free) > 64 * _FEWEST:
@@ -102,14 +103,19 @@ class Cells:
     def _grow(self) -> None:
         old = len(self.free)
         self.rows = np.concatenate([self.rows, np.zeros(old, kernel.ROW)])
-        self.bits = np.concatenate([self.bits, np.zeros_like(self.bits)])
         self.free = np.concatenate([self.free, np.arange(2 * old - 1, old - 1, -1, dtype=np.int64)])
+
+    def _grow_many(self) -> None:
+        old = len(self._free_many)
+        self.many = np.concatenate([self.many, np.zeros_like(self.many)])
+        more = np.arange(2 * old - 1, old - 1, -1, dtype=np.int64)
+        self._free_many = np.concatenate([self._free_many, more])
 
     def widen(self, words: int) -> None:
         """Makes room for 64 * ``words`` processes."""
-        more = words - self.bits.shape[1]
+        more = words - self.many.shape[1]
         if more > 0:
-            self.bits = np.pad(self.bits, ((0, 0), (0, more)))
+            self.many = np.pad(self.many, ((0, 0), (0, more)))
 
     def _make_room(self, entries: int) -> None:
         """For so many more buckets."""
@@ -131,12 +137,38 @@ class Cells:
             at = kernel.fold(
                 *(at, batch.starts, placed.before, batch.ranks, batch.processes, batch.offsets, batch.maps),
                 *(batch.metric, placed.pane, placed.flags, placed.wanted, batch.value, raw, batch.weight),
-                *(low, lookup, table, self.rows, self.free, self.bits, self._entries, self._heads),
-                *(histogram.BELOW, histogram.INSIDE, told),
+                *(low, lookup, table, self.rows, self.free, self.many, self._free_many, self._entries),
+                *(self._heads, histogram.BELOW, histogram.INSIDE, told),
             )
             if at >= end:
                 return int(told[0]), int(told[1])
-            self._grow()
+            if self.used == len(self.free):
+                self._grow()
+            else:
+                self._grow_many()
+
+    def present(self, rows: I64) -> U64:
+        """Which processes gave each of ``rows`` a sample: bit p of its words."""
+        out = np.zeros((len(rows), self.many.shape[1]), np.uint64)
+        kernel.present(rows, self.rows, self.many, out)
+        return out
+
+    def put_many(self, rows: I64, bits: U64) -> None:
+        """The bits of those of ``rows`` whose ``only`` says that they have more than one process."""
+        number = len(bits)
+        while len(self._free_many) < number:
+            self._grow_many()
+        self.widen(max(bits.shape[1], int(self.rows["only"][rows].max(initial=0) // 64) + 1))
+        places = self._free_many[:number]
+        self._heads[kernel.USED_MANY] = number
+        self.many[places, : bits.shape[1]] = bits
+        self.rows["many"][rows[self.rows["only"][rows] == kernel.MANY]] = places
+
+    def renumber(self, rows: I64, kept: I64) -> None:
+        """Keeps these processes, in this order; ``rows`` are those in use."""
+        only = self.rows["only"][rows]
+        self.rows["only"][rows] = np.where(only >= 0, np.searchsorted(kept, only), only)
+        self.many = pick(self.many, kept)
 
     def buckets(self, rows: I64) -> tuple[I64, I64, I64]:
         """Buckets of ``rows``: (position in ``rows``, bucket, count), in order of both."""

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from driftline.streams.aggregates import F64, I32, I64, NO_RANK, U64, Bool
+from driftline.streams.bits import widen
 from driftline.streams.kernels.merge import BIG
-from driftline.streams.panes import ClosedCells, widen
+from driftline.streams.panes import ClosedCells
 
 MAX_GAP = 3_600
 """Panes without a sample that a rate fills with 0 at once; in a longer gap the run was away, not slow."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.streams.aggregates import DUMPED, F64, I32, I64, U64, Batch, Cells, Placed, Rows
+from driftline.streams.bits import named, pick, trimmed, widen
 from driftline.streams.kernels import fold, merge
 from driftline.streams.kernels.fold import POSITION_LIMIT as POSITION_LIMIT
 
@@ -81,31 +82,7 @@ NO_CELLS = ClosedCells(
     *(_FLOAT, _RANK, _FLOAT, _RANK, _FLOAT, _FLOAT, np.empty((0, 1), np.uint64)),
 )
 NO_BUCKETS = Buckets(_INT, _INT, _INT, _INT)
-_KEPT = tuple(name for name in merge.CLOSED.names or () if name not in ("begin", "number"))
-
-
-def widen(bits: U64, words: int) -> U64:
-    more = words - bits.shape[1]
-    return np.pad(bits, ((0, 0), (0, more))) if more > 0 else bits
-
-
-def pick(bits: U64, kept: list[int]) -> U64:
-    """The bits of these processes, in this order, as the first ones."""
-    flat = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), axis=1, bitorder="little")
-    words = max(1, (len(kept) + 63) // 64)
-    out = np.zeros((len(bits), words * 64), np.uint8)
-    known = np.array([at for at in kept if at < flat.shape[1]], np.int64)
-    places = np.array([to for to, at in enumerate(kept) if at < flat.shape[1]], np.int64)
-    out[:, places] = flat[:, known]
-    return np.packbits(out, axis=1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
-
-
-def named(bits: U64) -> set[int]:
-    """The processes that any of the rows names."""
-    if not len(bits):
-        return set()
-    every = np.bitwise_or.reduce(bits, axis=0, keepdims=True)
-    return set(np.flatnonzero(np.unpackbits(every.view(np.uint8), bitorder="little")).tolist())
+_KEPT = tuple(name for name in merge.CLOSED.names or () if name not in ("begin", "number", "only", "many"))
 
 
 class OpenPanes:
@@ -220,7 +197,7 @@ class OpenPanes:
             samples=get["count"].copy(),
             mean=mean,
             std=std,
-            bits=self.cells.bits[rows],
+            bits=self.cells.present(rows),
             **{name: get[name].copy() for name in _SAME},
         )
         self.cells.release(rows)
@@ -228,11 +205,13 @@ class OpenPanes:
 
     def present(self) -> set[int]:
         """Processes that gave a sample of an open pane."""
-        return named(self.cells.bits[self._rows()])
+        rows = self.cells.rows[self._rows()]
+        several = rows["only"] == fold.MANY
+        return named(self.cells.many[rows["many"][several]]) | set(rows["only"][~several].tolist())
 
     def renumber(self, kept: list[int]) -> None:
-        """Keeps these processes, in this order."""
-        self.cells.bits = pick(self.cells.bits, kept)
+        """Keeps these processes, in this order; all that :meth:`present` gives are among them."""
+        self.cells.renumber(self._rows(), np.array(kept, np.int64))
 
     def _rows(self) -> I64:
         slots = np.array(sorted(self.slots.values()), np.int64)
@@ -246,11 +225,12 @@ class OpenPanes:
         at, series = np.nonzero(self.table[slots] >= 0)
         rows = self.table[slots][at, series]
         place, bucket, number = self.cells.buckets(rows)
+        only = self.cells.rows["only"][rows]
         return {
             "pane": np.array(panes, np.int64)[at],
             "series": series,
             "columns": {name: self.cells.rows[name][rows] for name in DUMPED},
-            "bits": self.cells.bits[rows],
+            "many": trimmed(self.cells.many[self.cells.rows["many"][rows[only == fold.MANY]]]),
             "place": place,
             "bucket": bucket,
             "number": number,
@@ -262,12 +242,11 @@ class OpenPanes:
             return
         slots = np.array([self._slot(p) for p in pane.tolist()], np.int64)
         self._reserve(int(series.max()) + 1)
-        self.cells.widen(dumped["bits"].shape[1])
         rows = self.cells.allocate(len(pane))
         self.table[slots, series] = rows
         for name in DUMPED:
             self.cells.rows[name][rows] = dumped["columns"][name]
-        self.cells.bits[rows] = dumped["bits"]
+        self.cells.put_many(rows, dumped["many"])
         self.cells.put_buckets(rows, dumped["place"], dumped["bucket"], dumped["number"])
 
 
@@ -283,10 +262,12 @@ class ClosedLog:
 
     def __init__(self) -> None:
         self._cells = np.zeros(_ROOM, merge.CLOSED)
-        self._bits: U64 = np.zeros((_ROOM, 1), np.uint64)
+        self._many: U64 = np.zeros((_ROOM, 1), np.uint64)
+        """Which processes gave a sample, for cells with more than one."""
         self._buckets = np.zeros(_ROOM, merge.BUCKET)
         self._first = self._end = 0
         """Which of the cells are held."""
+        self._many_first = self._many_end = 0
         self._bucket_first = self._bucket_end = 0
 
     def __len__(self) -> int:
@@ -298,9 +279,9 @@ class ClosedLog:
         return self._cells[self._first : self._end]
 
     @property
-    def bits(self) -> U64:
-        """Which processes gave a sample, per cell."""
-        return self._bits[self._first : self._end]
+    def many(self) -> U64:
+        """Where ``many`` of a cell points: its processes, if ``only`` says that it has several."""
+        return self._many[: self._many_end]
 
     @property
     def buckets(self) -> Rows:
@@ -317,31 +298,38 @@ class ClosedLog:
         count, number = len(cells.pane), len(buckets.pane)
         if not count:
             return
-        self._make_room(count, number, cells.bits.shape[1])
+        several = merge.popcount(cells.bits) > 1
+        bits = cells.bits[several]
+        self._make_room(count, number, len(bits), bits.shape[1])
         to = self._cells[self._end : self._end + count]
         for name in _KEPT:
             to[name] = getattr(cells, name)
-        self._bits[self._end : self._end + count, : cells.bits.shape[1]] = cells.bits
-        self._bits[self._end : self._end + count, cells.bits.shape[1] :] = 0
+        to["only"] = merge.one_of(cells.bits, several)
+        to["many"] = self._many_end + np.cumsum(several) - several
+        self._many[self._many_end : self._many_end + len(bits)] = widen(bits, self._many.shape[1])
         merge.entries_of(cells.pane, cells.series, buckets.pane, buckets.series, to, self._bucket_end)
         held = self._buckets[self._bucket_end : self._bucket_end + number]
         held["code"], held["count"] = buckets.bucket, buckets.number
         self._end += count
+        self._many_end += len(bits)
         self._bucket_end += number
 
-    def _make_room(self, count: int, number: int, words: int) -> None:
-        if words > self._bits.shape[1]:
-            self._bits = widen(self._bits, words)
+    def _make_room(self, count: int, number: int, several: int, words: int) -> None:
+        self._many = widen(self._many, words)
+        if self._many_end + several > len(self._many):
+            many = self._many[self._many_first : self._many_end]
+            self._cells["many"] -= self._many_first
+            self._many_first, self._many_end = 0, len(many)
+            room = max(_ROOM, 2 * (len(many) + several)) - len(many)
+            self._many = np.concatenate([many, np.zeros((room, many.shape[1]), np.uint64)])
         if self._end + count <= len(self._cells) and self._bucket_end + number <= len(self._buckets):
             return
-        cells, bits = self.cells.copy(), self.bits.copy()
+        cells = self.cells.copy()
         buckets = self._buckets[self._bucket_first : self._bucket_end].copy()
         cells["begin"] -= self._bucket_first
         size, entries = max(_ROOM, 2 * (len(cells) + count)), max(_ROOM, 2 * (len(buckets) + number))
-        self._cells, self._bits = np.zeros(size, merge.CLOSED), np.zeros((size, bits.shape[1]), np.uint64)
-        self._buckets = np.zeros(entries, merge.BUCKET)
-        self._cells[: len(cells)], self._bits[: len(cells)] = cells, bits
-        self._buckets[: len(buckets)] = buckets
+        self._cells, self._buckets = np.zeros(size, merge.CLOSED), np.zeros(entries, merge.BUCKET)
+        self._cells[: len(cells)], self._buckets[: len(buckets)] = cells, buckets
         self._first, self._end, self._bucket_first, self._bucket_end = 0, len(cells), 0, len(buckets)
 
     def trim(self, first: int) -> None:
@@ -351,20 +339,25 @@ class ClosedLog:
             self._first += gone
             at_end = self._first == self._end
             self._bucket_first = self._bucket_end if at_end else int(self._cells["begin"][self._first])
+            self._many_first = self._many_end if at_end else int(self._cells["many"][self._first])
 
     def present(self) -> set[int]:
         """Processes that gave a sample of a pane that is kept."""
-        return named(self.bits)
+        only = self.cells["only"]
+        return named(self._many[self._many_first : self._many_end]) | set(only[only >= 0].tolist())
 
     def renumber(self, kept: list[int]) -> None:
-        """Keeps these processes, in this order."""
-        self._bits = pick(self._bits, kept)
+        """Keeps these processes, in this order; all that :meth:`present` gives are among them."""
+        numbers = np.array(kept, np.int64)
+        only = self.cells["only"]
+        self.cells["only"] = np.where(only >= 0, np.searchsorted(numbers, only), only)
+        self._many = pick(self._many, numbers)
 
     def dump(self) -> dict[str, Any]:
         cells = self.cells
         return {
-            "cells": {name: cells[name].copy() for name in (*_KEPT, "number")},
-            "bits": self.bits,
+            "cells": {name: cells[name].copy() for name in (*_KEPT, "number", "only")},
+            "many": trimmed(self._many[self._many_first : self._many_end]),
             "code": self._buckets["code"][self._bucket_first : self._bucket_end],
             "count": self._buckets["count"][self._bucket_first : self._bucket_end],
         }
@@ -372,10 +365,14 @@ class ClosedLog:
     def restore(self, dumped: dict[str, Any]) -> None:
         columns = dumped["cells"]
         count, number = len(columns["pane"]), len(dumped["code"])
-        self._make_room(count, number, dumped["bits"].shape[1])
-        for name in (*_KEPT, "number"):
+        many = dumped["many"]
+        words = max(many.shape[1], int(columns["only"].max(initial=0) // 64) + 1)
+        self._make_room(count, number, len(many), words)
+        for name in (*_KEPT, "number", "only"):
             self._cells[name][:count] = columns[name]
         self._cells["begin"][:count] = np.cumsum(columns["number"]) - columns["number"]
-        self._bits[:count, : dumped["bits"].shape[1]] = dumped["bits"]
+        several = columns["only"] == merge.MANY
+        self._cells["many"][:count] = np.cumsum(several) - several
+        self._many[: len(many), : many.shape[1]] = many
         self._buckets["code"][:number], self._buckets["count"][:number] = dumped["code"], dumped["count"]
-        self._end, self._bucket_end = count, number
+        self._end, self._many_end, self._bucket_end = count, len(many), number

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from driftline.streams.aggregates import I64, U64, Bool
-from driftline.streams.kernels.merge import popcount
-from driftline.streams.panes import pick, widen
+from driftline.streams.bits import pick, trimmed, widen
+from driftline.streams.kernels.merge import MANY, one_of, popcount
 from driftline.streams.watermark import FREE, Watermark
 
 MAX_METRICS = 10_000
@@ -85,7 +85,7 @@ class Series:
         """Notes that a process takes part."""
         word, bit = process >> 6, np.uint64(1 << (process & 63))
         if word >= self.bits.shape[1]:
-            self.bits = widen(self.bits, word + 1)
+            self.bits = widen(self.bits, max(word + 1, 2 * self.bits.shape[1]))
         self.bits[series, word] |= bit
 
     def leaves(self, process: int) -> None:
@@ -96,7 +96,7 @@ class Series:
 
     def renumber(self, kept: list[int]) -> None:
         """Keeps these processes, in this order."""
-        self.bits = pick(self.bits, kept)
+        self.bits = pick(self.bits, np.array(kept, np.int64))
 
     def order(self) -> I64:
         """Rank of each series by (metric, group)."""
@@ -113,11 +113,15 @@ class Series:
         return self._whole
 
     def dump(self) -> dict[str, Any]:
+        """Series of one process, of which there are thousands, give its number instead of bits."""
+        bits = self.bits[: len(self)]
+        several = popcount(bits) > 1
         return {
             "groups": self.groups,
             "metrics": self.metrics,
             "public": self.public,
-            "bits": self.bits[: len(self)],
+            "only": one_of(bits, several),
+            "many": trimmed(bits[several]),
         }
 
     def restore(self, dumped: dict[str, Any]) -> None:
@@ -126,8 +130,12 @@ class Series:
         self.ids = {pair: number for number, pair in enumerate(pairs)}
         self.ranks = [_rank_of(group) for group in self.groups]
         self.names = self.groups.count("")
-        bits: U64 = dumped["bits"]
-        self.bits = np.pad(bits, ((0, max(32, len(bits))), (0, 0)))
+        only, many = dumped["only"], dumped["many"]
+        words = max(many.shape[1], int(only.max(initial=0) // 64) + 1)
+        self.bits = np.zeros((len(only) + max(32, len(only)), words), np.uint64)
+        self.bits[np.flatnonzero(only == MANY), : many.shape[1]] = many
+        one = np.flatnonzero(only >= 0)
+        self.bits[one, only[one] >> 6] = np.uint64(1) << (only[one] & 63).astype(np.uint64)
 
 
 def _rank_of(group: str) -> int | None:

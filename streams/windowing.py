@@ -113,8 +113,8 @@ def compute(
         spans = kernel.spans_of(cells, part // pane, spec.size // pane)
         room = min(len(part) * len(series), int((spans[1] - spans[0]).sum()))
         whole, floats = np.empty((7, room), np.int64), np.empty((8, room))
-        bits = np.empty((room, log.bits.shape[1]), np.uint64)
-        used = kernel.merge(cells, log.bits, spans, series, place, whole, floats, bits)
+        bits = np.empty((room, log.many.shape[1]), np.uint64)
+        used = kernel.merge(cells, log.many, spans, series, place, whole, floats, bits)
         whole, floats = whole[:, :used], floats[:, :used]
         found = np.empty((len(wanted), used))
         kernel.quantiles(

@@ -3,7 +3,10 @@
 Rows are records of :data:`ROW`. The histogram of a row is a list of :data:`ENTRY` (bucket, count), linked by
 ``next`` from ``head``; entries that are free are linked too. ``heads`` holds what is shared by all rows:
 how many row numbers of ``free`` are used, how many entries were ever used, the first free entry, how many are
-free.
+free, how many numbers of ``free_many`` are used.
+
+Which processes gave a row a sample: none (``only`` is :data:`NOBODY`), one (its number), or :data:`MANY`:
+bits in row ``many`` of an array of their own. A series of one rank has one process, and there are thousands.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ ROW = np.dtype(
         *((name, "f8") for name in ("weight", "sum", "centre", "sum1", "sum2", "sum2_tiny")),
         *((name, "f8") for name in ("min", "max", "first", "last")),
         *((name, "i8") for name in ("head", "entries", "limit")),
-        *((name, "i4") for name in ("shift", "min_rank", "max_rank", "spare")),
+        *((name, "i4") for name in ("shift", "min_rank", "max_rank", "only")),
+        ("many", "i8"),
     ]
 )
 ENTRY = np.dtype([("count", "i8"), ("next", "i8"), ("code", "i8")])
-USED_ROWS, USED_ENTRIES, FREE_ENTRY, FREE_ENTRIES = range(4)
+USED_ROWS, USED_ENTRIES, FREE_ENTRY, FREE_ENTRIES, USED_MANY = range(5)
+NOBODY, MANY = -1, -2
 VALID_TIME, VALID_STEP, AHEAD = 1, 2, 4
 LOW_TIME, HIGH_TIME, LOW_STEP, HIGH_STEP, ANY_AHEAD, ANY_ODD, OFF_TIME, OFF_STEP = range(8)
 _NONE = np.iinfo(np.int64).min
@@ -280,6 +285,7 @@ def _clear(row: Any) -> Any:
     row.min, row.max = np.inf, -np.inf
     row.head, row.limit = -1, LONG
     row.shift, row.min_rank, row.max_rank = 0, -1, -1
+    row.only, row.many = NOBODY, -1
 
 
 @compiled
@@ -303,14 +309,16 @@ def fold(
     table: Any,
     rows: Any,
     free: Any,
-    bits: Any,
+    many: Any,
+    free_many: Any,
     entries: Any,
     heads: Any,
     below: Any,
     inside: Any,
     told: Any,
 ) -> Any:
-    """Folds samples into their rows one after the other; returns where it ran out of rows, or the end.
+    """Folds samples into their rows one after the other; returns where it ran out of rows (of either kind),
+    or the end.
 
     The series of a sample is ``maps[offsets[frame] + metric]``, its row
     ``table[lookup[pane - low], series]``. ``before``: boundary before each frame's record; what lies below it
@@ -339,9 +347,20 @@ def fold(
                 heads[USED_ROWS] += 1
                 table[slot, series] = number
                 _clear(rows[number])
-                bits[number, :] = 0
             row = rows[number]
-            bits[number, word] |= bit
+            if row.only != process:
+                if row.only >= 0:
+                    if heads[USED_MANY] >= len(free_many):
+                        return at
+                    row.many = free_many[heads[USED_MANY]]
+                    heads[USED_MANY] += 1
+                    many[row.many, :] = 0
+                    many[row.many, row.only >> 6] = np.uint64(1) << np.uint64(row.only & 63)
+                    row.only = MANY
+                if row.only == MANY:
+                    many[row.many, word] |= bit
+                else:
+                    row.only = process
             if _take(row, value[at], raw[at], weight[at], rank):
                 _put(row, entries, heads, _code(value[at], raw[at], below, inside), 1)
                 if row.entries > row.limit:
@@ -387,10 +406,25 @@ def gather(chosen: Any, rows: Any, entries: Any, out: Any) -> Any:
 
 
 @compiled
-def let_go(chosen: Any, rows: Any, entries: Any, heads: Any) -> Any:
-    """Gives back the entries of rows."""
+def let_go(chosen: Any, rows: Any, entries: Any, free_many: Any, heads: Any) -> Any:
+    """Gives back the entries of rows, and their bits."""
     for number in chosen:
         _let_go(rows[number], entries, heads)
+        if rows[number].only == MANY:
+            heads[USED_MANY] -= 1
+            free_many[heads[USED_MANY]] = rows[number].many
+            rows[number].only = NOBODY
+
+
+@compiled
+def present(chosen: Any, rows: Any, many: Any, out: Any) -> Any:
+    """The processes of rows as bits, into rows of ``out`` that are 0."""
+    for at in range(len(chosen)):
+        row = rows[chosen[at]]
+        if row.only == MANY:
+            out[at, :] = many[row.many, :]
+        elif row.only >= 0:
+            out[at, row.only >> 6] = np.uint64(1) << np.uint64(row.only & 63)
 
 
 @compiled

@@ -1,7 +1,8 @@
 """Closed cells into windows: the loops of ``windowing``.
 
 Cells are records of :data:`CLOSED`, sorted by pane, then series; buckets lie in the same order, those of a
-cell from ``begin`` on, ``number`` of them, sorted by code.
+cell from ``begin`` on, ``number`` of them, sorted by code. ``only`` is the one process that gave the cell a
+sample, :data:`NOBODY`, or :data:`MANY`: then row ``many`` of an array of bits has them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CLOSED = np.dtype(
     [
         *((name, "i8") for name in ("pane", "series", "samples", "nan", "inf")),
         *((name, "f8") for name in ("weight", "sum", "mean", "std", "min", "max", "first", "last")),
-        *((name, "i8") for name in ("begin", "number")),
+        *((name, "i8") for name in ("begin", "number", "only", "many")),
         *((name, "i4") for name in ("min_rank", "max_rank")),
     ]
 )
@@ -30,6 +31,7 @@ WINDOW, SERIES, SAMPLES, NAN, INF, MIN_RANK, MAX_RANK = range(7)
 """Whole numbers of a window."""
 WEIGHT, SUM, MEAN, STD, MIN, MAX, FIRST, LAST = range(8)
 """Floats of a window."""
+NOBODY, MANY = -1, -2
 _PER_OCTAVE = 64
 _OFFSET = 1100 * _PER_OCTAVE
 _ZERO = 1 << 18
@@ -48,6 +50,25 @@ def popcount(bits: Any) -> Any:
             x = (x + (x >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
             total += (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
         out[at] = total
+    return out
+
+
+@compiled
+def one_of(bits: Any, several: Any) -> Any:
+    """The process of each row that has one; :data:`NOBODY`, or :data:`MANY` for rows in ``several``."""
+    out = np.full(len(bits), NOBODY, np.int64)
+    for at in range(len(bits)):
+        if several[at]:
+            out[at] = MANY
+            continue
+        for word in range(bits.shape[1]):
+            some = bits[at, word]
+            if some != 0:
+                place = 0
+                while some > np.uint64(1):
+                    some >>= np.uint64(1)
+                    place += 1
+                out[at] = word * 64 + place
     return out
 
 
@@ -104,7 +125,7 @@ def number_series(cells: Any, place: Any) -> Any:
 
 @compiled
 def merge(
-    cells: Any, bits: Any, spans: Any, series: Any, place: Any, whole: Any, floats: Any, out: Any
+    cells: Any, many: Any, spans: Any, series: Any, place: Any, whole: Any, floats: Any, out: Any
 ) -> Any:
     """Merges the cells of windows: one column of ``whole``, ``floats`` and row of ``out`` (processes) each.
 
@@ -125,7 +146,7 @@ def merge(
                 at[s], seen[s], shift[s] = used, False, 0
                 whole[WINDOW, used], whole[SERIES, used] = window, series[s]
                 used += 1
-        _count(cells, bits, low, high, place, at, seen, shift, whole, floats, out)
+        _count(cells, many, low, high, place, at, seen, shift, whole, floats, out)
         _average(cells, low, high, place, at, seen, shift, centre, moved, floats)
         _spread(cells, low, high, place, at, shift, moved, peak, floats)
     return used
@@ -134,7 +155,7 @@ def merge(
 @compiled
 def _count(
     cells: Any,
-    bits: Any,
+    many: Any,
     low: int,
     high: int,
     place: Any,
@@ -156,8 +177,7 @@ def _count(
             whole[MIN_RANK, to], whole[MAX_RANK, to] = cell.min_rank, cell.max_rank
             floats[WEIGHT, to], floats[SUM, to] = 0.0, cell.sum
             floats[MIN, to], floats[MAX, to], floats[FIRST, to] = cell.min, cell.max, cell.first
-            for word in range(bits.shape[1]):
-                out[to, word] = bits[some, word]
+            out[to, :] = 0
         else:
             whole[SAMPLES, to] += cell.samples
             whole[NAN, to] += cell.nan
@@ -167,8 +187,11 @@ def _count(
                 floats[MIN, to], whole[MIN_RANK, to] = cell.min, cell.min_rank
             if cell.max > floats[MAX, to]:
                 floats[MAX, to], whole[MAX_RANK, to] = cell.max, cell.max_rank
-            for word in range(bits.shape[1]):
-                out[to, word] |= bits[some, word]
+        if cell.only >= 0:
+            out[to, cell.only >> 6] |= np.uint64(1) << np.uint64(cell.only & 63)
+        elif cell.only == MANY:
+            for word in range(many.shape[1]):
+                out[to, word] |= many[cell.many, word]
         floats[LAST, to] = cell.last
         if cell.weight > 0.0:
             floats[WEIGHT, to] += cell.weight

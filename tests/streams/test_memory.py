@@ -277,7 +277,7 @@ def test_an_attempt_of_many_short_processes_keeps_few_numbers(log: Any) -> None:
     attempt = log.state.runs["r"].attempt
     assert len(attempt.processes) < 4 * attempts.COMPACT_FROM
     assert attempt.series.bits.shape[1] <= 4
-    assert attempt.axes["step"].log.bits.shape[1] <= 4
+    assert attempt.axes["step"].log.many.shape[1] <= 4
     rows = log.rows(metric="eval")
     assert {row["present"] for row in rows} == {1}
     assert {row["expected"] for row in rows} == {1}
