@@ -37,6 +37,8 @@ class Arrival(NamedTuple):
     process: Process
     frame: frames.Frame
     series: FrameMap
+    new: I64 | None = None
+    """Series in which its process takes part from this frame on."""
 
 
 class _Batch(NamedTuple):
@@ -343,9 +345,11 @@ def _tell_ahead(moment: Moment, attempt: Attempt, batch: _Batch) -> None:
 
 
 def _in_order(moment: Moment, attempt: Attempt, batch: _Batch, closings: list[list[Closing]]) -> None:
-    """Shows non-finite arrivals, then closes panes, record by record."""
+    """Notes who takes part, shows non-finite arrivals, then closes panes, record by record."""
     arrived = _odd_by_frame(batch) if batch.found[kernel.ANY_ODD] else {}
     for at, arrival in enumerate(batch.arrivals):
+        if arrival.new is not None:
+            attempt.series.takes_part(arrival.new, arrival.process.number)
         if not closings[at] and at not in arrived:
             continue
         here = moment._replace(offset=arrival.offset, now_us=arrival.now_us)

@@ -76,12 +76,12 @@ class Series:
             self.bits = np.concatenate([self.bits, np.zeros_like(self.bits)])
         return number
 
-    def has(self, series: int, process: int) -> bool:
-        """Whether a process takes part."""
-        word = process >> 6
-        return word < self.bits.shape[1] and bool(int(self.bits[series, word]) >> (process & 63) & 1)
+    def without(self, series: I64, process: int) -> I64:
+        """Those of the series in which a process does not take part."""
+        word, bit = process >> 6, np.uint64(1 << (process & 63))
+        return series if word >= self.bits.shape[1] else series[self.bits[series, word] & bit == 0]
 
-    def takes_part(self, series: int, process: int) -> None:
+    def takes_part(self, series: int | I64, process: int) -> None:
         """Notes that a process takes part."""
         word, bit = process >> 6, np.uint64(1 << (process & 63))
         if word >= self.bits.shape[1]:

@@ -161,17 +161,13 @@ class Pipeline:
             return
         attempt = run.attempts[process.attempt]
         key = (frame.rank, *frame.names)
-        found = process.maps.get(key)
+        found, new = process.maps.get(key), None
         if found is None:
-            found, pairs = processes.map_names(state.config, attempt, process, frame, key)
-            if any(not attempt.series.has(*pair) for pair in pairs):
-                waiting.apply()
-                for pair in pairs:
-                    attempt.series.takes_part(*pair)
+            found, new = processes.map_names(state.config, attempt, process, frame, key)
         newest = int(frame.step[-1])
         if newest != frames.NO_STEP:
             process.last_step = newest
-        waiting.add(run, attempt, Arrival(record.offset, run.now_us, record_us, process, frame, found))
+        waiting.add(run, attempt, Arrival(record.offset, run.now_us, record_us, process, frame, found, new))
 
     def _known_before(
         self, state: PartitionState, run: str, process: str, seq: int, time_us: int | None

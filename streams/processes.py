@@ -182,10 +182,10 @@ def full(state: PartitionState, run: Run) -> bool:
 
 def map_names(
     config: PipelineConfig, attempt: Attempt, process: Process, frame: frames.Frame, key: MapKey
-) -> tuple[FrameMap, list[tuple[int, int]]]:
-    """The series of a frame's names, and the (series, process) pairs that are new with it.
+) -> tuple[FrameMap, I64]:
+    """The series of a frame's names, and those in which its process does not take part yet.
 
-    Names that no sample uses give no series. New pairs are not noted yet: frames that wait are of before.
+    Names that no sample uses give no series. Nobody takes part yet: frames that wait are of before.
     """
     used = np.zeros(len(frame.names), np.bool_)
     used[frame.metric] = True
@@ -207,12 +207,12 @@ def map_names(
         groups.append(ids if (ids >= 0).any() else None)
     found = FrameMap(whole, tuple(groups))
     every = np.concatenate([whole, *(ids for ids in groups if ids is not None)])
-    pairs = [(series, process.number) for series in (*every[every >= 0].tolist(), *made)]
+    new = table.without(np.concatenate([every[every >= 0], np.array(made, np.int64)]), process.number)
     if len(chosen) == len(frame.names):
         if len(process.maps) >= MAX_MAPS:
             process.maps.clear()
         process.maps[key] = found
-    return found, pairs
+    return found, new
 
 
 def _follow(attempt: Attempt, label: str, kind: int, frame: frames.Frame, ids: I64) -> list[int]:

@@ -133,4 +133,4 @@ def test_what_a_flood_took_is_given_back() -> None:
     cells = Cells()
     cells.release(cells.allocate(10_000))
     assert len(cells.rows) < 100
-    assert len(cells.bits) < 100
+    assert len(cells.many) < 100
