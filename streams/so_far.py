@@ -16,8 +16,9 @@ import numpy as np
 
 from driftline.config import WindowSpec
 from driftline.streams.aggregates import I64
+from driftline.streams.bits import pick
 from driftline.streams.histogram import CODE_BITS
-from driftline.streams.panes import NO_BUCKETS, NO_CELLS, Buckets, ClosedCells, ClosedLog, pick
+from driftline.streams.panes import NO_BUCKETS, NO_CELLS, Buckets, ClosedCells, ClosedLog
 from driftline.streams.windowing import WindowCells, compute
 
 PENDING_MIN = 4_096
@@ -98,8 +99,8 @@ class SoFar:
 
     def renumber(self, kept: list[int]) -> None:
         """Keeps these processes, in this order: those that expired long ago count as present no longer."""
-        self._total = self._total._replace(bits=pick(self._total.bits, kept))
-        self._waiting = self._waiting._replace(bits=pick(self._waiting.bits, kept))
+        self._total = self._total._replace(bits=pick(self._total.bits, np.array(kept, np.int64)))
+        self._waiting = self._waiting._replace(bits=pick(self._waiting.bits, np.array(kept, np.int64)))
 
     def dump(self) -> list[Any]:
         parts = (self._total, self._buckets, self._waiting, self._waiting_buckets)
