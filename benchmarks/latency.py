@@ -5,14 +5,15 @@
 8 ranks, each a process with the SDK as users have it (default settings), log 20 metrics at 10 Hz to Apache
 Kafka. About five times a second in all, at random moments, one of them also logs a NaN under a name of its
 own, so that each opens an alert and none is held back (the SDK hurries for the first NaN of a name; the
-detector tells the first of a metric on a rank). One stream worker, default settings but for the number of alerts
-that may be open at once. The clock starts before ``run.log`` and stops when a kafka-python consumer of
-``alerts`` returns the alert from ``poll``; all on this machine, so on one clock.
+detector tells the first of a metric on a rank). One stream worker, default settings but for the number of
+alerts that may be open at once. The clock starts before ``run.log`` and stops when a kafka-python consumer
+of ``alerts`` returns the alert from ``poll``; all on this machine, so on one clock.
 
-The last line is one JSON object: ``p50_ms``, ``p99_ms``, ``max_ms``, ``nans`` (logged), ``alerts`` (seen; ``lost``
-must be 0), and where the time goes, as medians and 99th percentiles: ``to_log_...`` from ``run.log`` to
-the broker's time of the frame (the SDK), ``to_alert_...`` from there to the worker's time of the alert record
-(Faust, the pipeline), ``to_consumer_...`` from there to the consumer. Record times are whole milliseconds.
+The last line is one JSON object: ``p50_ms``, ``p99_ms``, ``max_ms``, ``nans`` (logged), ``alerts`` (seen;
+``lost`` must be 0), and where the time goes, as medians and 99th percentiles: ``to_log_...`` from
+``run.log`` to the broker's time of the frame (the SDK), ``to_alert_...`` from there to the worker's time of
+the alert record (Faust, the pipeline), ``to_consumer_...`` from there to the consumer. Record times are
+whole milliseconds.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class Peer(NamedTuple):
     wall_clock: bool = False
     """It closes windows by the wall clock, so its samples are dated now, and only its work until the last
     sample counts."""
-    quiet_s: float = 10.0
+    quiet_s: float = 40.0
+    """Without a new window for so long it is taken to be through; it may be slow."""
 
     def arguments(self, stream: Stream) -> list[str]:
         """What the program is told of its stream."""
@@ -90,7 +91,7 @@ PEERS = {
         ),
         Peer("kafka_streams", kafka_streams, tuned=("final=emit",), quick_samples=100_000),
         Peer("kafka_streams_20", kafka_streams, wide=True, tuned=("final=emit",), quick_samples=200_000),
-        Peer("quix", lambda: python("quix"), samples=200_000, quick_samples=100_000),
+        Peer("quix", lambda: python("quix"), samples=100_000, quick_samples=40_000),
         Peer("quix_20", lambda: python("quix"), wide=True, tuned=("form=wide",), quick_samples=200_000),
     )
 }

@@ -2,21 +2,21 @@
 
     .venv/bin/python benchmarks/windows.py [--quick] [--only NAME ...] [--samples N] [--repeat N]
 
-The same stream for all (64 ranks, 20 metrics at 10 Hz), sliding windows of 10 s every 1 s per rank and metric,
-closed windows only, with at least count, sum, min, max and mean, from Apache Kafka to Apache Kafka. Each tool
-is one worker process, alone beside the broker; its input is written before it starts. A warm-up of the same
-shape comes first in the same input and does not count. The clock runs from the first sample after it until the
-broker has stamped the last window; driftline's from the last window of the warm-up.
+The same stream for all (64 ranks, 20 metrics at 10 Hz), sliding windows of 10 s every 1 s per rank and
+metric, closed windows only, with at least count, sum, min, max and mean, from Apache Kafka to Apache Kafka.
+Each tool is one worker process, alone beside the broker; its input is written before it starts. A warm-up
+of the same shape comes first in the same input and does not count. The clock runs from the first sample
+after it until the broker has stamped the last window; driftline's from the last window of the warm-up.
 
 driftline's worker is the role as users run it: default detectors, alerts, facts, snapshots, all columns of
 ``windows``; every metric in ``per_rank``, beside the windows of the whole run. Peers: ``benchmarks/peers``.
 
 The last line is one JSON object: ``ours_samples_per_s``, ``pure_samples_per_s`` (the pipeline alone on the
 same records, of CPU time), ``best_peer``, ``best_peer_samples_per_s``, ``times_best_peer``; for each tool
-``..._samples_per_s``, ``..._samples`` (how many it got), ``..._rss_mib`` (peak), ``..._cpu_us_per_sample`` (of
-the whole process while the clock ran, which other work on the machine disturbs less), ``..._windows`` and
-``..._wrong``, ``..._missing``, ``..._doubled`` as ``window_check.py`` recomputes them. With ``--repeat`` the
-tools take turns and the run with the median rate of each counts.
+``..._samples_per_s``, ``..._samples`` (how many it got), ``..._rss_mib`` (peak), ``..._cpu_us_per_sample``
+(of the whole process while the clock ran, which other work on the machine disturbs less), ``..._windows``
+and ``..._wrong``, ``..._missing``, ``..._doubled`` as ``window_check.py`` recomputes them. With
+``--repeat`` the tools take turns and the run with the median rate of each counts.
 """
 
 from __future__ import annotations
