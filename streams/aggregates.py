@@ -6,10 +6,10 @@ cut into batches or frames.
 
 Mean and variance are sums around a centre that the row's first weighted sample gives: constants give exactly
 0, and as the centre is one of the samples, cancellation is bounded by the total weight over its weight.
-Rows that saw a value of 2**480 or more keep their sums scaled by a power of two, so squares cannot overflow.
+Rows that saw a value of 2**400 or more keep their sums scaled by a power of two, so squares cannot overflow.
 Values with NaN or infinity count, and stay out of everything but ``first`` and ``last``. A weight that is
-negative, not finite or beyond 2**480 counts as 0. ``sum`` is the plain sum of finite values, without weights,
-in log order; infinite beyond the largest float.
+negative, not finite or from 2**150 on counts as 0. ``sum`` is the plain sum of finite values, without
+weights, in log order; infinite beyond the largest float.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 
 from driftline.streams.aggregates import F64, I32, I64, NO_RANK, U64, Bool
 from driftline.streams.bits import widen
+from driftline.streams.kernels.fold import WEIGHT_MAX
 from driftline.streams.kernels.merge import BIG
 from driftline.streams.panes import ClosedCells
 
@@ -76,7 +77,7 @@ def ratio(above: ClosedCells, below: ClosedCells, above_to: I64, below_to: I64, 
     _, a, b = np.intersect1d(*keys, assume_unique=True, return_indices=True)
     top, bottom = sums(above)[a], sums(below)[b]
     size = np.abs(bottom)
-    usable = (size > 0) & (size < BIG)
+    usable = (size > 0) & (size < WEIGHT_MAX)
     with np.errstate(all="ignore"):
         value = np.where(usable, top / np.where(usable, bottom, 1.0) * factor, np.nan)
     words = max(above.bits.shape[1], below.bits.shape[1])

@@ -642,7 +642,7 @@ def aggregate(samples: Sequence[Sample], quantiles: Sequence[float] = ()) -> Row
         "first": samples[0].value,
         "last": samples[-1].value,
     }
-    weighted = [(Fraction(s.weight), Fraction(s.value)) for s in finite if 0 < s.weight < 2.0**480]
+    weighted = [(Fraction(s.weight), Fraction(s.value)) for s in finite if 0 < s.weight < 2.0**150]
     total = sum((w for w, _ in weighted), Fraction(0))
     row["weight"] = float(total)
     row["sum"] = row["size"] = None

@@ -18,7 +18,10 @@ import numpy as np
 
 from driftline.streams.kernels import compiled
 
-BIG = 2.0**480
+BIG = 2.0**400
+"""Rows with a value from here on hold sums of x * 2**-SHIFT."""
+WEIGHT_MAX = 2.0**150
+"""Weights from here on count as 0: below, w * x * x of small or scaled values cannot overflow."""
 SHIFT = 700
 TINY = 2.0**-300
 LIFT = 700
@@ -265,7 +268,7 @@ def _take(row: Any, number: float, raw: int, weight: float, rank: int) -> Any:
         row.min, row.min_rank = number, rank
     if number > row.max:
         row.max, row.max_rank = number, rank
-    if 0.0 < weight < BIG:
+    if 0.0 < weight < WEIGHT_MAX:
         _weigh(row, number, weight)
     return True
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from driftline.streams.kernels import compiled
 
-BIG = 2.0**480
+BIG = 2.0**400
 SHIFT = 700
 TINY = 2.0**-300
 LIFT = 700
