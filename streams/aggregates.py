@@ -34,7 +34,8 @@ Rows = npt.NDArray[np.void]
 
 NO_RANK = -1
 _FEWEST = 32
-DUMPED = tuple(name for name in kernel.ROW.names or () if name not in ("head", "entries", "limit", "many"))
+_ELSEWHERE = ("head", "packed", "fill", "singles", "pairs", "many")
+DUMPED = tuple(name for name in kernel.ROW.names or () if name not in _ELSEWHERE)
 """What a row is made of, beside its histogram."""
 
 
@@ -76,7 +77,7 @@ class Cells:
         """Which processes gave a sample, for rows with more than one: bit p of the words."""
         self.free: I64 = np.arange(_FEWEST - 1, -1, -1, dtype=np.int64)
         self._free_many: I64 = self.free.copy()
-        self._entries: Rows = np.zeros(_FEWEST, kernel.ENTRY)
+        self._wide: I64 = np.zeros((_FEWEST, 8), np.int64)
         self._heads: I64 = np.array([0, 0, -1, 0, 0], np.int64)
 
     @property
@@ -94,7 +95,7 @@ class Cells:
 
     def release(self, rows: I64) -> None:
         """Rows that are free again, with their buckets."""
-        kernel.let_go(rows, self.rows, self._entries, self._free_many, self._heads)
+        kernel.let_go(rows, self.rows, self._wide, self._free_many, self._heads)
         self.free[self.used - len(rows) : self.used] = rows
         self._heads[kernel.USED_ROWS] -= len(rows)
         if not self.used and len(self.free) > 64 * _FEWEST:
@@ -117,13 +118,13 @@ class Cells:
         if more > 0:
             self.many = np.pad(self.many, ((0, 0), (0, more)))
 
-    def _make_room(self, entries: int) -> None:
-        """For so many more buckets."""
-        missing = entries - int(self._heads[kernel.FREE_ENTRIES])
-        missing -= len(self._entries) - int(self._heads[kernel.USED_ENTRIES])
+    def _make_room(self, lines: int) -> None:
+        """For so many more lines of buckets."""
+        missing = lines - int(self._heads[kernel.FREE_LINES])
+        missing -= len(self._wide) - int(self._heads[kernel.USED_LINES])
         if missing > 0:
-            more = np.zeros(max(missing, len(self._entries)), kernel.ENTRY)
-            self._entries = np.concatenate([self._entries, more])
+            more = np.zeros((max(missing, len(self._wide)), 8), np.int64)
+            self._wide = np.concatenate([self._wide, more])
 
     def fold(self, batch: Batch, placed: Placed, *, low: int, lookup: I64, table: I64) -> tuple[int, int]:
         """Folds samples (in log order) into their rows; how many were late, how many had no series.
@@ -137,15 +138,18 @@ class Cells:
             at = kernel.fold(
                 *(at, batch.starts, placed.before, batch.ranks, batch.processes, batch.offsets, batch.maps),
                 *(batch.metric, placed.pane, placed.flags, placed.wanted, batch.value, raw, batch.weight),
-                *(low, lookup, table, self.rows, self.free, self.many, self._free_many, self._entries),
-                *(self._heads, histogram.BELOW, histogram.INSIDE, told),
+                *(low, lookup, table, self.rows, self.free, self.many, self._free_many),
+                *(self._wide, self._wide.view(np.int32), self._heads),
+                *(histogram.BELOW, histogram.INSIDE, told),
             )
             if at >= end:
                 return int(told[0]), int(told[1])
             if self.used == len(self.free):
                 self._grow()
-            else:
+            elif int(self._heads[kernel.USED_MANY]) == len(self._free_many):
                 self._grow_many()
+            else:
+                self._make_room(2 * len(self._wide) + end)
 
     def present(self, rows: I64) -> U64:
         """Which processes gave each of ``rows`` a sample: bit p of its words."""
@@ -172,14 +176,15 @@ class Cells:
 
     def buckets(self, rows: I64) -> tuple[I64, I64, I64]:
         """Buckets of ``rows``: (position in ``rows``, bucket, count), in order of both."""
-        out = np.empty((3, int(self.rows["entries"][rows].sum())), np.int64)
-        used = kernel.gather(rows, self.rows, self._entries, out)
+        held = self.rows[rows]
+        out = np.empty((3, int(held["singles"].sum() + held["pairs"].sum())), np.int64)
+        used = kernel.gather(rows, self.rows, self._wide, self._wide.view(np.int32), out)
         return out[0, :used], out[1, :used], out[2, :used]
 
     def put_buckets(self, rows: I64, place: I64, bucket: I64, count: I64) -> None:
         """What :meth:`buckets` gave, into rows without any."""
         self._make_room(len(place))
-        kernel.fill(rows, place, bucket, count, self.rows, self._entries, self._heads)
+        kernel.fill(rows, place, bucket, count, self.rows, self._wide, self._heads)
 
     def mean_and_std(self, rows: I64) -> tuple[F64, F64]:
         """Weighted mean and population deviation; NaN without a weighted finite sample."""

@@ -1,9 +1,11 @@
 """Samples into cells, and cells out: the loops of ``aggregates``, ``panes`` and ``arrivals``.
 
-Rows are records of :data:`ROW`. The histogram of a row is a list of :data:`ENTRY` (bucket, count), linked by
-``next`` from ``head``; entries that are free are linked too. ``heads`` holds what is shared by all rows:
-how many row numbers of ``free`` are used, how many entries were ever used, the first free entry, how many are
-free, how many numbers of ``free_many`` are used.
+Rows are records of :data:`ROW`. The histogram of a row is a list of lines of 64 bytes (one of the processor's
+cache) in two views, ``wide`` (8 numbers of 64 bits) and ``narrow`` (16 of 32): number 0 of ``wide`` is the next
+line, -1 for none. Lines from ``head`` hold single codes, 14 in a line, the newest line ``fill`` of them; lines from
+``packed`` hold distinct codes with their counts, 7 in a line. ``heads`` holds what all rows share: how many row
+numbers of ``free`` are used, how many lines were ever used, the first free line, how many are free, how many numbers of
+``free_many`` are used.
 
 Which processes gave a row a sample: none (``only`` is :data:`NOBODY`), one (its number), or :data:`MANY`:
 bits in row ``many`` of an array of their own. A series of one rank has one process, and there are thousands.
@@ -25,21 +27,23 @@ WEIGHT_MAX = 2.0**150
 SHIFT = 700
 TINY = 2.0**-300
 LIFT = 700
-LONG = 512
-"""A row's list of more entries is shortened by adding up equal buckets."""
+LONG = 2048
+"""A row with more single codes, and more than twice those it has packed, is packed."""
+SINGLES, PAIRS = 14, 7
+"""How many fit a line."""
+_COUNT_BITS = 44
 
 ROW = np.dtype(
     [
         *((name, "i8") for name in ("count", "nan", "inf")),
         *((name, "f8") for name in ("weight", "sum", "centre", "sum1", "sum2", "sum2_tiny")),
         *((name, "f8") for name in ("min", "max", "first", "last")),
-        *((name, "i8") for name in ("head", "entries", "limit")),
-        *((name, "i4") for name in ("shift", "min_rank", "max_rank", "only")),
-        ("many", "i8"),
+        *((name, "i8") for name in ("head", "packed")),
+        *((name, "i4") for name in ("fill", "singles", "pairs")),
+        *((name, "i4") for name in ("shift", "min_rank", "max_rank", "only", "many")),
     ]
 )
-ENTRY = np.dtype([("count", "i8"), ("next", "i8"), ("code", "i8")])
-USED_ROWS, USED_ENTRIES, FREE_ENTRY, FREE_ENTRIES, USED_MANY = range(5)
+USED_ROWS, USED_LINES, FREE_LINE, FREE_LINES, USED_MANY = range(5)
 NOBODY, MANY = -1, -2
 VALID_TIME, VALID_STEP, AHEAD = 1, 2, 4
 LOW_TIME, HIGH_TIME, LOW_STEP, HIGH_STEP, ANY_AHEAD, ANY_ODD, OFF_TIME, OFF_STEP = range(8)
@@ -52,6 +56,8 @@ _PER_OCTAVE = 64
 _OFFSET = 1100 * _PER_OCTAVE
 _ZERO = 1 << 18
 _MANTISSA = (1 << 52) - 1
+_SCRATCH = 4096
+"""Codes that lie so close together are counted, others sorted."""
 
 
 @compiled
@@ -152,46 +158,83 @@ def codes_of(value: Any, raw: Any, below: Any, inside: Any) -> Any:
 
 
 @compiled
-def _put(row: Any, entries: Any, heads: Any, code: int, count: int) -> Any:
-    head = row.head
-    if head >= 0 and entries[head].code == code:
-        entries[head].count += count
-        return
-    at = heads[FREE_ENTRY]
+def _line(wide: Any, heads: Any, after: int) -> Any:
+    """A line that is free, in front of ``after``."""
+    at = heads[FREE_LINE]
     if at >= 0:
-        heads[FREE_ENTRY] = entries[at].next
-        heads[FREE_ENTRIES] -= 1
+        heads[FREE_LINE] = wide[at, 0]
+        heads[FREE_LINES] -= 1
     else:
-        at = heads[USED_ENTRIES]
-        heads[USED_ENTRIES] += 1
-    entries[at].code, entries[at].count, entries[at].next = code, count, head
-    row.head = at
-    row.entries += 1
+        at = heads[USED_LINES]
+        heads[USED_LINES] += 1
+    wide[at, 0] = after
+    return at
 
 
 @compiled
-def _sum_up(row: Any, entries: Any, codes: Any, counts: Any) -> Any:
-    """The distinct buckets of a row in order, with their counts, into the first places of two arrays."""
-    number = row.entries
+def _put(row: Any, wide: Any, narrow: Any, heads: Any, code: int) -> Any:
+    if row.fill == SINGLES or row.head < 0:
+        row.head, row.fill = _line(wide, heads, row.head), 0
+    narrow[row.head, 2 + row.fill] = code
+    row.fill += 1
+    row.singles += 1
+
+
+@compiled
+def _put_pairs(row: Any, wide: Any, heads: Any, codes: Any, counts: Any, number: int) -> Any:
+    """Packed codes of a row without any."""
+    for at in range(number):
+        place = at % PAIRS
+        if place == 0:
+            row.packed = _line(wide, heads, row.packed)
+        wide[row.packed, 1 + place] = (codes[at] << _COUNT_BITS) | counts[at]
+    row.pairs = number
+
+
+@compiled
+def _sum_up(row: Any, wide: Any, narrow: Any, codes: Any, counts: Any, totals: Any) -> Any:
+    """The distinct codes of a row in order with their counts, into the first places of two arrays.
+
+    ``totals`` is a scratch of zeros, and is so again afterwards.
+    """
+    number, at, filled = 0, row.head, row.fill
+    while at >= 0:
+        for place in range(filled):
+            codes[number], counts[number] = narrow[at, 2 + place], 1
+            number += 1
+        at, filled = wide[at, 0], SINGLES
+    at, filled = row.packed, row.pairs - (row.pairs - 1) // PAIRS * PAIRS
+    while at >= 0:
+        for place in range(filled):
+            pair = wide[at, 1 + place]
+            codes[number], counts[number] = pair >> _COUNT_BITS, pair & ((1 << _COUNT_BITS) - 1)
+            number += 1
+        at, filled = wide[at, 0], PAIRS
     if number == 0:
         return 0
-    at = row.head
-    low = high = entries[at].code
+    low = high = codes[0]
+    for place in range(1, number):
+        low, high = min(low, codes[place]), max(high, codes[place])
+    if high - low < len(totals):
+        return _count_codes(codes, counts, number, low, high, totals)
+    return _sort_codes(codes, counts, number)
+
+
+@compiled
+def _count_codes(codes: Any, counts: Any, number: int, low: int, high: int, totals: Any) -> Any:
     for place in range(number):
-        code = entries[at].code
-        codes[place], counts[place] = code, entries[at].count
-        low, high = min(low, code), max(high, code)
-        at = entries[at].next
-    if high - low < 4 * number + 64:
-        totals = np.zeros(high - low + 1, np.int64)
-        for place in range(number):
-            totals[codes[place] - low] += counts[place]
-        kept = 0
-        for code in range(high - low + 1):
-            if totals[code]:
-                codes[kept], counts[kept] = code + low, totals[code]
-                kept += 1
-        return kept
+        totals[codes[place] - low] += counts[place]
+    kept = 0
+    for code in range(high - low + 1):
+        if totals[code]:
+            codes[kept], counts[kept] = code + low, totals[code]
+            kept += 1
+            totals[code] = 0
+    return kept
+
+
+@compiled
+def _sort_codes(codes: Any, counts: Any, number: int) -> Any:
     order = np.argsort(codes[:number], kind="mergesort")
     sorted_codes, sorted_counts = codes[:number][order], counts[:number][order]
     kept = -1
@@ -205,26 +248,27 @@ def _sum_up(row: Any, entries: Any, codes: Any, counts: Any) -> Any:
 
 
 @compiled
-def _let_go(row: Any, entries: Any, heads: Any) -> Any:
-    """Gives the entries of a row back."""
-    at = row.head
-    while at >= 0:
-        after = entries[at].next
-        entries[at].next = heads[FREE_ENTRY]
-        heads[FREE_ENTRY] = at
-        at = after
-    heads[FREE_ENTRIES] += row.entries
-    row.head, row.entries = -1, 0
+def _let_go(row: Any, wide: Any, heads: Any) -> Any:
+    """Gives the lines of a row back."""
+    for first in (row.head, row.packed):
+        at = first
+        while at >= 0:
+            after = wide[at, 0]
+            wide[at, 0] = heads[FREE_LINE]
+            heads[FREE_LINE] = at
+            heads[FREE_LINES] += 1
+            at = after
+    row.head = row.packed = -1
+    row.fill = row.singles = row.pairs = 0
 
 
 @compiled
-def _shorten(row: Any, entries: Any, heads: Any) -> Any:
-    codes, counts = np.empty(row.entries, np.int64), np.empty(row.entries, np.int64)
-    kept = _sum_up(row, entries, codes, counts)
-    _let_go(row, entries, heads)
-    for place in range(kept - 1, -1, -1):
-        _put(row, entries, heads, codes[place], counts[place])
-    row.limit = max(LONG, 2 * kept)
+def _pack(row: Any, wide: Any, narrow: Any, heads: Any) -> Any:
+    size = row.singles + row.pairs
+    codes, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+    kept = _sum_up(row, wide, narrow, codes, counts, np.zeros(_SCRATCH, np.int64))
+    _let_go(row, wide, heads)
+    _put_pairs(row, wide, heads, codes, counts, kept)
 
 
 @compiled
@@ -282,13 +326,14 @@ def clear(rows: Any, chosen: Any) -> Any:
 
 @compiled
 def _clear(row: Any) -> Any:
-    row.count = row.nan = row.inf = row.entries = 0
+    row.count = row.nan = row.inf = 0
     row.weight = row.sum = row.centre = row.sum1 = row.sum2 = row.sum2_tiny = 0.0
     row.first = row.last = 0.0
     row.min, row.max = np.inf, -np.inf
-    row.head, row.limit = -1, LONG
-    row.shift, row.min_rank, row.max_rank = 0, -1, -1
-    row.only, row.many = NOBODY, -1
+    row.head = row.packed = -1
+    row.fill = row.singles = row.pairs = row.shift = 0
+    row.min_rank = row.max_rank = row.many = -1
+    row.only = NOBODY
 
 
 @compiled
@@ -314,14 +359,14 @@ def fold(
     free: Any,
     many: Any,
     free_many: Any,
-    entries: Any,
+    wide: Any,
+    narrow: Any,
     heads: Any,
     below: Any,
     inside: Any,
     told: Any,
 ) -> Any:
-    """Folds samples into their rows one after the other; returns where it ran out of rows (of either kind),
-    or the end.
+    """Folds samples into their rows one after the other; returns where it ran out of room, or the end.
 
     The series of a sample is ``maps[offsets[frame] + metric]``, its row
     ``table[lookup[pane - low], series]``. ``before``: boundary before each frame's record; what lies below it
@@ -351,6 +396,11 @@ def fold(
                 table[slot, series] = number
                 _clear(rows[number])
             row = rows[number]
+            if row.singles > LONG and row.singles > 2 * row.pairs:
+                needed = (row.singles + row.pairs) // PAIRS + 2
+                if heads[FREE_LINES] + len(wide) - heads[USED_LINES] < needed + starts[-1] - at:
+                    return at
+                _pack(row, wide, narrow, heads)
             if row.only != process:
                 if row.only >= 0:
                     if heads[USED_MANY] >= len(free_many):
@@ -365,9 +415,7 @@ def fold(
                 else:
                     row.only = process
             if _take(row, value[at], raw[at], weight[at], rank):
-                _put(row, entries, heads, _code(value[at], raw[at], below, inside), 1)
-                if row.entries > row.limit:
-                    _shorten(row, entries, heads)
+                _put(row, wide, narrow, heads, _code(value[at], raw[at], below, inside))
     return int(starts[-1])
 
 
@@ -393,15 +441,16 @@ def mark(
 
 
 @compiled
-def gather(chosen: Any, rows: Any, entries: Any, out: Any) -> Any:
+def gather(chosen: Any, rows: Any, wide: Any, narrow: Any, out: Any) -> Any:
     """Buckets of rows in order, without a change: (position in ``chosen``, bucket, count) into ``out``."""
     longest = 1
     for number in chosen:
-        longest = max(longest, rows[number].entries)
+        longest = max(longest, rows[number].singles + rows[number].pairs)
     codes, counts = np.empty(longest, np.int64), np.empty(longest, np.int64)
+    totals = np.zeros(_SCRATCH, np.int64)
     at = 0
     for place in range(len(chosen)):
-        kept = _sum_up(rows[chosen[place]], entries, codes, counts)
+        kept = _sum_up(rows[chosen[place]], wide, narrow, codes, counts, totals)
         for some in range(kept):
             out[0, at], out[1, at], out[2, at] = place, codes[some], counts[some]
             at += 1
@@ -409,10 +458,10 @@ def gather(chosen: Any, rows: Any, entries: Any, out: Any) -> Any:
 
 
 @compiled
-def let_go(chosen: Any, rows: Any, entries: Any, free_many: Any, heads: Any) -> Any:
-    """Gives back the entries of rows, and their bits."""
+def let_go(chosen: Any, rows: Any, wide: Any, free_many: Any, heads: Any) -> Any:
+    """Gives back the lines of rows, and their bits."""
     for number in chosen:
-        _let_go(rows[number], entries, heads)
+        _let_go(rows[number], wide, heads)
         if rows[number].only == MANY:
             heads[USED_MANY] -= 1
             free_many[heads[USED_MANY]] = rows[number].many
@@ -431,12 +480,16 @@ def present(chosen: Any, rows: Any, many: Any, out: Any) -> Any:
 
 
 @compiled
-def fill(chosen: Any, places: Any, codes: Any, counts: Any, rows: Any, entries: Any, heads: Any) -> Any:
-    """Puts buckets into rows: entry i into row ``chosen[places[i]]``, as :func:`gather` gave them."""
-    for at in range(len(places) - 1, -1, -1):
+def fill(chosen: Any, places: Any, codes: Any, counts: Any, rows: Any, wide: Any, heads: Any) -> Any:
+    """Puts buckets, as :func:`gather` gave them, into rows without any, packed."""
+    at = 0
+    while at < len(places):
+        end = at
+        while end < len(places) and places[end] == places[at]:
+            end += 1
         row = rows[chosen[places[at]]]
-        _put(row, entries, heads, codes[at], counts[at])
-        row.limit = max(LONG, 2 * row.entries)
+        _put_pairs(row, wide, heads, codes[at:end], counts[at:end], end - at)
+        at = end
 
 
 @compiled
