@@ -12,8 +12,9 @@ from driftline.streams.derived import Closed
 from driftline.streams.outputs import Outbox, WindowBlock, put_windows
 from driftline.streams.panes import ClosedCells
 from driftline.streams.participants import Presence
+from driftline.streams.showing import show
 from driftline.streams.so_far import Hops
-from driftline.streams.views import AlertChange, PaneView
+from driftline.streams.views import AlertChange
 from driftline.streams.windowing import STANDARD_QUANTILES, compute, due
 
 MAX_FACTS = 16
@@ -56,7 +57,7 @@ def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: b
             cells, buckets, left = attempt.derivations.extend(cells, buckets, axis.memories, closed)
             moment.state.count("derived_unfilled", left)
         if len(cells.pane):
-            _show(moment, attempt, axis, cells)
+            moment.alerts(attempt, show(attempt, axis, cells, moment.now_us))
         if len(logged.pane) and closing.axis == "step":
             _note_missing(moment, attempt, axis, logged, closing.presence)
         if len(cells.pane):
@@ -120,68 +121,6 @@ def _asked(moment: Moment, attempt: Attempt) -> dict[float, np.ndarray | None]:
             wanted = {metric for metric, some in by_metric.items() if quantile in some}
             asked[quantile] = np.array([metric in wanted for metric in attempt.series.metrics], np.bool_)
     return asked
-
-
-def _show(moment: Moment, attempt: Attempt, axis: AxisState, cells: ClosedCells) -> None:
-    """Shows the detectors what they want of closed panes: in order, metrics of one pane by name."""
-    table, width = attempt.series, axis.plan.pane
-    whole = table.whole()[cells.series]
-    wanted = np.zeros(len(table), np.bool_)
-    for series in np.unique(cells.series[whole]).tolist():
-        wanted[series] = attempt.detection.wants(axis.plan.axis, table.metrics[series])
-    chosen = np.flatnonzero(whole & wanted[cells.series])
-    if not len(chosen):
-        return
-    by_rank = _by_rank(attempt, cells, ~whole) if attempt.watched else {}
-    chosen = chosen[np.lexsort((table.order()[cells.series[chosen]], cells.pane[chosen]))]
-    part = cells._replace(bits=cells.bits[:, :1]).take(chosen)
-    rows = zip(
-        *(
-            part.pane.tolist(),
-            part.series.tolist(),
-            part.samples.tolist(),
-            part.nan.tolist(),
-            part.inf.tolist(),
-        ),
-        *(part.mean.tolist(), part.min.tolist(), part.min_rank.tolist()),
-        *(part.max.tolist(), part.max_rank.tolist()),
-        strict=True,
-    )
-    axis_name, now_us, react = axis.plan.axis, moment.now_us, attempt.detection.pane
-    for pane, series, count, nan, inf, mean, least, least_rank, most, most_rank in rows:
-        finite = count > nan + inf
-        metric = table.metrics[series]
-        view = PaneView(
-            axis=axis_name,
-            metric=metric,
-            start=pane * width,
-            end=pane * width + width,
-            samples=count,
-            nan=nan,
-            inf=inf,
-            mean=mean if mean == mean else None,
-            min=least if finite else None,
-            min_rank=least_rank if finite and least_rank >= 0 else None,
-            max=most if finite else None,
-            max_rank=most_rank if finite and most_rank >= 0 else None,
-            by_rank=by_rank.get((pane, metric), {}),
-            now_us=now_us,
-        )
-        moment.alerts(attempt, react(view))
-
-
-def _by_rank(
-    attempt: Attempt, cells: ClosedCells, grouped: np.ndarray
-) -> dict[tuple[int, str], dict[int, float]]:
-    means: dict[tuple[int, str], dict[int, float]] = {}
-    table = attempt.series
-    chosen = np.flatnonzero(grouped & ~np.isnan(cells.mean))
-    columns = cells.pane[chosen].tolist(), cells.series[chosen].tolist(), cells.mean[chosen].tolist()
-    for pane, series, mean in zip(*columns, strict=True):
-        rank, metric = table.ranks[series], table.metrics[series]
-        if rank is not None and metric in attempt.watched:
-            means.setdefault((pane, metric), {})[rank] = mean
-    return {key: dict(sorted(ranks.items())) for key, ranks in means.items()}
 
 
 def _note_missing(

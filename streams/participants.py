@@ -52,6 +52,7 @@ class Series:
         self.names = 0
         self._order: I64 | None = None
         self._whole: Bool | None = None
+        self._seats: tuple[frozenset[str], I64, I64] | None = None
 
     def __len__(self) -> int:
         return len(self.metrics)
@@ -71,7 +72,7 @@ class Series:
         self.public.append(public)
         self.ranks.append(_rank_of(group))
         self.names += not group
-        self._order = self._whole = None
+        self._order = self._whole = self._seats = None
         if number >= len(self.bits):
             self.bits = np.concatenate([self.bits, np.zeros_like(self.bits)])
         return number
@@ -111,6 +112,18 @@ class Series:
         if self._whole is None:
             self._whole = np.array([not group for group in self.groups], np.bool_)
         return self._whole
+
+    def seats(self, watched: frozenset[str]) -> tuple[I64, I64]:
+        """For each series its rank, and a number of its metric (that of the first such series): both -1 where
+        it is not of one rank, or its metric is none of ``watched``."""
+        if self._seats is None or self._seats[0] != watched:
+            ranks, firsts = np.full(len(self), -1, np.int64), np.full(len(self), -1, np.int64)
+            numbers: dict[str, int] = {}
+            for at, (metric, rank) in enumerate(zip(self.metrics, self.ranks, strict=True)):
+                if rank is not None and metric in watched:
+                    ranks[at], firsts[at] = rank, numbers.setdefault(metric, at)
+            self._seats = watched, ranks, firsts
+        return self._seats[1:]
 
     def dump(self) -> dict[str, Any]:
         """Series of one process, of which there are thousands, give its number instead of bits."""

@@ -9,6 +9,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from driftline.config import Axis, PipelineConfig
 from driftline.events import AlertState, Checkpoint, Severity
 
@@ -30,7 +33,8 @@ class PaneView(NamedTuple):
     max: float | None
     max_rank: int | None
     by_rank: dict[int, float]
-    """Weighted mean of each rank's finite samples, for metrics in :meth:`Detection.per_rank`; else empty."""
+    """Weighted mean of each rank's finite samples, in order of ranks, for metrics in
+    :meth:`Detection.per_rank`; else empty."""
     now_us: int
     """The run's "now" when the pane closed."""
 
@@ -95,8 +99,8 @@ class Detection(Protocol):
         """Metrics of which panes must carry ``by_rank``."""
         ...
 
-    def wants(self, axis: Axis, metric: str) -> bool:
-        """Whether closed panes of this metric on this axis are to be shown; for ever the same answer."""
+    def wants(self, axis: Axis, metrics: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which of these metrics' closed panes on this axis are to be shown now. The list only grows."""
         ...
 
     def non_finite(self, seen: NonFinite) -> list[AlertChange]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -30,6 +30,10 @@ class Detector(Generic[S]):
     def wants(self, axis: Axis, metric: str) -> bool:
         """Whether panes of this metric are shown to it."""
         return False
+
+    def awaited(self) -> Collection[str] | None:
+        """The only metrics of which it needs to be shown panes now, whatever it wants; None: all it wants."""
+        return None
 
     def per_rank(self) -> frozenset[str]:
         """Metrics that it needs by rank."""

@@ -9,6 +9,7 @@ time. A thousand ranks that are all NaN give a few alerts and one rolled-up one 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import msgspec
 
@@ -51,6 +52,9 @@ class NonFiniteDetector(Detector[NonFiniteState]):
 
     def wants(self, axis: Axis, metric: str) -> bool:
         return not self._metrics or matches(metric, self._metrics)
+
+    def awaited(self) -> Collection[str]:
+        return self.state.places.keys()
 
     def non_finite(self, seen: NonFinite) -> list[AlertChange]:
         if not self.wants("step", seen.metric):

@@ -103,10 +103,9 @@ class SlowRank(Detector[SlowRankState]):
         others_of = medians_without(sorted(view.by_rank.values()))
         least = min(others_of.values)
         normal = self._floor * least * (1 - 1e-9) if least > 0 else -math.inf  # below it, surely not slow
-        for rank in sorted(view.by_rank):
+        suspects = ranks.suspects
+        for rank in sorted(rank for rank, time in view.by_rank.items() if time > normal or rank in suspects):
             time = view.by_rank[rank]
-            if time <= normal and rank not in ranks.suspects:
-                continue
             others = others_of(time)
             ratio = min(RATIO_MAX, max(0.0, time / others)) if others > 0 else 1.0
             slow = ratio > self._floor and clamp(time - others) >= self._excess_s

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from driftline.config import Axis, DetectorKind, DetectorSpec, PipelineConfig
 from driftline.streams.detectors.base import Detector
 from driftline.streams.detectors.loss_divergence import LossDivergence
@@ -20,6 +23,7 @@ from driftline.streams.detectors.threshold import Threshold
 from driftline.streams.views import AlertChange, Liveness, NonFinite, PaneView
 
 _ROUTES_MAX = 20_000
+_NONE = np.zeros(0, np.bool_)
 
 
 def _make(spec: DetectorSpec) -> Detector[Any]:
@@ -48,6 +52,7 @@ class Detectors:
         }
         self._all |= {f"rule:{rule.name}": Threshold(rule, axes) for rule in config.rules}
         self._routes: dict[tuple[Axis, str], list[Detector[Any]]] = {}
+        self._wanted: dict[Axis, npt.NDArray[np.bool_]] = {}
         for name, data in (dumped or {}).items():
             if name in self._all:
                 self._all[name].load(data)
@@ -60,9 +65,20 @@ class Detectors:
         """A NaN or infinity arrived."""
         return [change for detector in self._all.values() for change in detector.non_finite(seen)]
 
-    def wants(self, axis: Axis, metric: str) -> bool:
-        """Whether any of them looks at panes of this metric on this axis."""
-        return bool(self._route(axis, metric))
+    def wants(self, axis: Axis, metrics: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Which of these any of them looks at now."""
+        known = self._wanted.get(axis, _NONE)
+        if len(known) < len(metrics):
+            more = [self._steadily(axis, metric) for metric in metrics[len(known) :]]
+            known = self._wanted[axis] = np.concatenate([known, np.array(more, np.bool_)])
+        awaited = [some for detector in self._all.values() if (some := detector.awaited())]
+        if not awaited:
+            return known
+        now = [any(metric in some for some in awaited) for metric in metrics]
+        return known | np.array(now, np.bool_)
+
+    def _steadily(self, axis: Axis, metric: str) -> bool:
+        return any(detector.awaited() is None for detector in self._route(axis, metric))
 
     def pane(self, view: PaneView) -> list[AlertChange]:
         """A pane has closed."""

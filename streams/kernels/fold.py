@@ -1,14 +1,15 @@
 """Samples into cells, and cells out: the loops of ``aggregates``, ``panes`` and ``arrivals``.
 
-Rows are records of :data:`ROW`. The histogram of a row is a list of lines of 64 bytes (one of the processor's
-cache) in two views, ``wide`` (8 numbers of 64 bits) and ``narrow`` (16 of 32): number 0 of ``wide`` is the next
-line, -1 for none. Lines from ``head`` hold single codes, 14 in a line, the newest line ``fill`` of them; lines from
-``packed`` hold distinct codes with their counts, 7 in a line. ``heads`` holds what all rows share: how many row
-numbers of ``free`` are used, how many lines were ever used, the first free line, how many are free, how many numbers of
-``free_many`` are used.
+Rows are records of :data:`ROW`. The histogram of a row is a list of lines of 64 bytes (those of the
+processor's cache) in two views, ``wide`` (8 numbers of 64 bits) and ``narrow`` (16 of 32): number 0 of
+``wide`` is the next line, -1 for none. Lines from ``head`` on hold single codes, 14 in a line, ``fill``
+of them in the first; lines from ``packed`` on hold distinct codes with their counts, 7 in a line.
 
 Which processes gave a row a sample: none (``only`` is :data:`NOBODY`), one (its number), or :data:`MANY`:
 bits in row ``many`` of an array of their own. A series of one rank has one process, and there are thousands.
+
+``heads`` holds what all rows share: how many row numbers of ``free`` are used, how many lines were ever used,
+the first free line, how many are free, how many numbers of ``free_many`` are used.
 """
 
 from __future__ import annotations

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from driftline import config, events, frames
@@ -47,8 +49,8 @@ class Silent:
     def __init__(self, settings: config.PipelineConfig, dumped: Any = None) -> None:
         self.seen = [] if dumped is None else list(dumped)
 
-    def wants(self, axis: config.Axis, metric: str) -> bool:
-        return True
+    def wants(self, axis: config.Axis, metrics: Sequence[str]) -> Any:
+        return np.ones(len(metrics), np.bool_)
 
     def per_rank(self) -> frozenset[str]:
         return self.watched
