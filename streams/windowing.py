@@ -115,15 +115,14 @@ def compute(
         whole, floats = np.empty((7, room), np.int64), np.empty((8, room))
         bits = np.empty((room, log.many.shape[1]), np.uint64)
         used = kernel.merge(cells, log.many, spans, series, place, whole, floats, bits)
-        whole, floats = whole[:, :used], floats[:, :used]
         found = np.empty((len(wanted), used))
         kernel.quantiles(
-            *(cells, log.buckets, spans, series, place, whole, floats),
+            *(cells, log.buckets, spans, series, place, whole, floats, used),
             *(np.array(wanted), wants, histogram.MIDDLE, found),
         )
-        start = part[whole[kernel.WINDOW]]
+        start = part[whole[kernel.WINDOW, :used]]
         found_by = dict(zip(wanted, found, strict=True))
-        blocks.append(_cells(start, spec.size, whole, floats, bits[:used], found_by))
+        blocks.append(_cells(start, spec.size, whole[:, :used], floats[:, :used], bits[:used], found_by))
     return blocks
 
 

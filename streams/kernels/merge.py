@@ -313,6 +313,7 @@ def quantiles(
     place: Any,
     whole: Any,
     floats: Any,
+    used: int,
     wanted: Any,
     asked: Any,
     middle: Any,
@@ -325,7 +326,7 @@ def quantiles(
     """
     windows = spans.shape[1]
     rows = np.full((len(series), windows), -1, np.int64)
-    for row in range(whole.shape[1]):
+    for row in range(used):
         rows[place[whole[SERIES, row]], whole[WINDOW, row]] = row
     begins, order = _by_series(cells, spans[0, 0], spans[1, windows - 1], place, len(series))
     for s in range(len(series)):
