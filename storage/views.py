@@ -95,14 +95,7 @@ _CURVES_ALL = View(
 _CURVES = View(
     "curves",
     "one point per run, metric and step, of the newest attempt that has it",
-    """
-    SELECT run, metric, step, unnest(newest) FROM (
-        SELECT run, metric, step, max_by(struct_pack(attempt := attempt, value := value, mean := mean,
-            min := "min", max := "max", sum := "sum", last := "last", n := n, nan := nan, inf := inf,
-            time := time), attempt) AS newest
-        FROM curves_all
-        GROUP BY run, metric, step)
-    """,
+    "SELECT * FROM curves_all QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)",
 )
 
 _BEST = View(

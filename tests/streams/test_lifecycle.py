@@ -197,7 +197,7 @@ def test_changed_windows_start_fresh_panes(log) -> None:
     "body",
     [
         b'{"windows":[{"axis":"time","size":10,"every":3}]}',
-        b'{"windows":[{"axis":"step","size":0,"every":1}]}',
+        b'{"windows":[{"axis":"step","size":-1,"every":1}]}',
         b'{"nonsense":1}',
         b'{"windows":"no"}',
     ],
@@ -320,7 +320,7 @@ def test_a_record_of_a_newer_kind_is_no_lost_record(log) -> None:
 
 
 def test_a_refused_configuration_is_for_the_workers_log_until_a_good_one_comes(log) -> None:
-    log.configure(PipelineConfig(windows=[WindowSpec("step", 0, 1)]))
+    log.configure(PipelineConfig(windows=[WindowSpec("step", -1, 1)]))
     (notice,) = log.pipeline.notices(log.pipeline.load(log.pipeline.dump(log.state)))
     assert "is refused" in notice
     assert "windows" in notice
