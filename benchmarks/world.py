@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from driftline import events, frames
-from driftline.producers.worker import interval_us
+from driftline.producers.pace import interval_us
 from driftline.settings import SdkSettings
 
 METRICS = [f"train/metric_{at}" for at in range(17)] + ["loss", "span/forward", "grad_norm"]

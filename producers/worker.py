@@ -33,6 +33,7 @@ from driftline.producers.disk import Disk
 from driftline.producers.entries import Defined, QueueEntry, Rewound, Saved
 from driftline.producers.framer import Framer, halves
 from driftline.producers.intake import Intake
+from driftline.producers.pace import Pace, world_us
 from driftline.producers.protect import Protector
 from driftline.producers.recovery import Broker, Recovery
 from driftline.producers.spool import Spool
@@ -41,22 +42,12 @@ from driftline.producers.transport import Transport
 from driftline.settings import SdkSettings
 from driftline.topics import DEFAULT_PREFIX
 
-FRAMES_PER_SECOND_MAX = 2_000
 DEVICE_POLL_US = 2_000
 NAME_CHARS_MAX = 1000
 LEAVE_US = 300_000
 """Of the time to end, what is kept for writing the rest to disk."""
 
 EndReason = Literal["finished", "exception", "signal"]
-
-
-def interval_us(flush_us: int, world_size: int | None) -> int:
-    """How long a sample waits for its frame at most.
-
-    >>> interval_us(200_000, 8), interval_us(200_000, 4096)
-    (200000, 2048000)
-    """
-    return max(flush_us, (world_size or 1) * 1_000_000 // FRAMES_PER_SECOND_MAX)
 
 
 class Worker:
@@ -130,8 +121,13 @@ class Worker:
             else None
         )
         self._protector = Protector(started.process, settings, counters, notes)
-        self._interval_us = interval_us(settings.flush_us, started.world_size)
-        self._flushed_us = clock.steady_us()
+        self._pace = Pace(
+            flush_us=settings.flush_us,
+            rank=started.rank,
+            world_size=started.world_size,
+            now_us=clock.steady_us(),
+        )
+        self._heartbeat_us = max(settings.heartbeat_us, world_us(started.world_size))
         self._spoke_us = clock.steady_us()
         self._told_counters = 0
         self._flushes_wanted = 0
@@ -187,13 +183,13 @@ class Worker:
         wanted = self._flushes_wanted  # read before the queue, so that it covers what was logged before it
         self._intake.drain()
         now_us = self._clock.steady_us()
-        due = now_us - self._flushed_us >= self._interval_us
-        if due or wanted > self.flushes_done or self.framer.urgent:
-            self._flushed_us = now_us
+        if wanted > self.flushes_done or self.framer.urgent:
+            self._pace.sent(now_us)
             self._frame()
         else:
-            self._frame(full_only=True)
-        if now_us - self._spoke_us >= self._settings.heartbeat_us:
+            self._frame(full_only=not self._pace.due(now_us, self.framer.samples > 0))
+        if now_us - self._spoke_us >= self._heartbeat_us:
+            self._frame()  # a heartbeat tells how far we are: it must not overtake samples
             if len(self.outbox):  # what waits says more than that we live, once it arrives
                 self._spoke_us = now_us
             else:
@@ -223,8 +219,8 @@ class Worker:
             return DEVICE_POLL_US
         now_us = self._clock.steady_us()
         return min(
-            max(1000, self._flushed_us + self._interval_us - now_us),
-            max(1000, self._spoke_us + self._settings.heartbeat_us - now_us),
+            max(1000, self._pace.next_us - now_us),
+            max(1000, self._spoke_us + self._heartbeat_us - now_us),
         )
 
     def _mark(self, entry: QueueEntry) -> None:

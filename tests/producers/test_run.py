@@ -20,7 +20,7 @@ from driftline import events, frames, records
 from driftline.producers import run as run_module
 from driftline.producers.counters import COUNTERS, EXCEPTIONAL
 from driftline.producers.values import Later
-from driftline.producers.worker import Worker, interval_us
+from driftline.producers.worker import Worker
 
 
 def test_log_arrives_with_step_and_weight(sdk: Callable[..., Any]) -> None:
@@ -513,15 +513,6 @@ def test_ranks_agree_on_a_run_through_the_process_group(sdk: Callable[..., Any],
         assert first.run.rank == 0
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_the_interval_grows_with_the_world() -> None:
-    assert [interval_us(200_000, world) for world in (None, 1, 400, 1000)] == [
-        200_000,
-        200_000,
-        200_000,
-        500_000,
-    ]
 
 
 def test_every_counter_has_its_words() -> None:
