@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from driftline.demo.verify import check
+from driftline.storage.open import open_catalog
 
 pytestmark = pytest.mark.timeout(1500)
 TOO_SHORT_FOR = {"slow rank", "loss spike", "accuracy"}
@@ -79,6 +80,10 @@ def test_a_short_run_stores_everything_once_and_one_that_is_cut_short_lies_besid
         run = max(path.name for path in (root / "runs").iterdir())
         failed = [done for done in check(root, run) if not done.holds and done.of not in TOO_SHORT_FOR]
         assert failed == [], demo.said
+        with open_catalog(root) as catalog:
+            asked = "SELECT metric, goal, unit, reduce FROM metrics WHERE run = ?"
+            declared = {("loss", "min", "nats/token", None), ("tokens", None, "tokens", "sum")}
+            assert declared <= set(catalog.rows(asked, [run]))
         assert (root / "runs" / run / "report.png").read_bytes().startswith(b"\x89PNG")
         page = (root / "runs" / run / "report.html").read_text()
         assert not re.search(r"""(src|href)=["']?(https?:)?//""", page), "the page must need no network"

@@ -172,6 +172,14 @@ def _time_is_up(deadline: float) -> bool:
     return bool(up.item())
 
 
+def declare(run: Any) -> None:
+    """What the metrics mean: nothing is guessed from their names. Each rank may say it."""
+    run.define("loss", goal="min", unit="nats/token")
+    run.define("exact_match", goal="max")
+    run.define("tokens", reduce="sum", unit="tokens", description="of all ranks at a step")
+    run.define("learning_rate", reduce="last")
+
+
 def main(argv: list[str]) -> int:
     options = msgspec.json.decode(argv[1], type=Options)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -181,6 +189,7 @@ def main(argv: list[str]) -> int:
         "gloo", init_method=meeting_point.as_uri(), rank=rank, world_size=world_size, timeout=GLOO_TIMEOUT
     )
     run = driftline.init(options.name, config=msgspec.to_builtins(options))
+    declare(run)
     step = train(options, run, rank=rank)
     run.finish()
     distributed.destroy_process_group()
