@@ -156,6 +156,7 @@ _WINDOW_SAYS = {
     "quantiles": "quantiles asked for in the settings, by name",
     "present": "processes that gave a sample",
     "expected": "processes that should have",
+    "extra": "values of custom aggregates, by name",
     "span": '"run" for the whole run so far, null for windows of a fixed size',
 }
 

@@ -16,6 +16,7 @@ from driftline.config import Axis
 from driftline.streams.aggregates import I64, NO_RANK, U8, Batch, Bool, Placed
 from driftline.streams.attempts import AXES, Attempt, Process
 from driftline.streams.closing import Closing, Moment, close
+from driftline.streams.extras import Ask, untold
 from driftline.streams.kernels import fold as kernel
 from driftline.streams.panes import MAX_OPEN_PANES, OpenPanes
 from driftline.streams.participants import FrameMap
@@ -204,6 +205,10 @@ def _fold(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, before: I
         late, nameless = axis.open.add(batch.samples, placed, span, series_count=count, words=words)
         for group in batch.groups:
             axis.open.add(group, placed, span, series_count=count, words=words)
+        if attempt.extras and axis.plan.specs:
+            ask = Ask(attempt.extras, attempt.series, untold)
+            for some in (batch.samples, *batch.groups):
+                axis.held.take(some, placed, ask)
     if late:
         _count_late(attempt, name, batch, before)
         moment.state.count(f"late_{name}", late)

@@ -14,6 +14,7 @@ import msgspec
 
 from driftline.config import Axis, PipelineConfig
 from driftline.streams.derived import Derivations
+from driftline.streams.extras import Extras, Held
 from driftline.streams.formulas import Memory
 from driftline.streams.panes import ClosedLog, OpenPanes
 from driftline.streams.participants import FrameMap, MissingNotes, Presence, Series
@@ -80,6 +81,8 @@ class AxisState:
         """Per spec: windows that end here or earlier are out."""
         self.memories: dict[str, Memory] = {}
         """By derived metric: what it keeps between closings."""
+        self.held = Held()
+        """Objects of custom aggregates."""
         self.so_far = {spec: SoFar() for spec in how.specs if not spec.size}
 
 
@@ -108,6 +111,9 @@ class Attempt:
         self.detection = detection
         self.watched = detection.per_rank()
         self.derivations = Derivations(config)
+        self.extras = Extras(config)
+        self.faults_told: list[str] = []
+        """Custom aggregates whose class raised."""
         self.finished = False
         self.grace_over = False
         self.late: dict[tuple[Axis, str], list[int]] = {}

@@ -9,6 +9,7 @@ import numpy as np
 from driftline.config import Axis
 from driftline.streams.attempts import Attempt, AxisState, PartitionState, Run
 from driftline.streams.derived import Closed
+from driftline.streams.extras import Ask, Broken
 from driftline.streams.outputs import Outbox, WindowBlock, put_windows
 from driftline.streams.panes import ClosedCells
 from driftline.streams.participants import Presence
@@ -60,6 +61,9 @@ def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: b
             moment.alerts(attempt, show(attempt, axis, cells, moment.now_us))
         if len(logged.pane) and closing.axis == "step":
             _note_missing(moment, attempt, axis, logged, closing.presence)
+        ask = Ask(attempt.extras, attempt.series, _teller(moment, attempt))
+        if attempt.extras and axis.plan.specs:
+            axis.held.close(axis.closed, attempt.derivations.of(cells), ask)
         if len(cells.pane):
             public = np.array(attempt.series.public, np.bool_)
             if not public.all():
@@ -68,20 +72,36 @@ def close(moment: Moment, attempt: Attempt, closings: list[Closing], *, flush: b
             axis.log.add(cells, buckets)
             for growing in axis.so_far.values():
                 growing.add(cells, buckets, axis.plan.pane)
-        blocks += _windows(moment, attempt, axis, closing.presence, flush)
+        blocks += _windows(moment, attempt, axis, closing.presence, ask, flush=flush)
         axis.log.trim(axis.closed - axis.plan.keep)
+        axis.held.grow(ask, keep=bool(axis.so_far))
+        axis.held.trim(axis.closed - axis.plan.keep)
     put_windows(moment.outbox, moment.offset, moment.run.name, blocks)
 
 
+def _teller(moment: Moment, attempt: Attempt) -> Broken:
+    """Counts the faults of custom aggregates; the first of each is a fact."""
+
+    def tell(name: str, fault: str) -> None:
+        moment.state.count("aggregate_errors")
+        if name not in attempt.faults_told:
+            attempt.faults_told.append(name)
+            text = f"aggregate {name} failed and has no value here: {fault}; further faults are only counted"
+            run, now_us = moment.run.name, moment.now_us
+            moment.outbox.fact(moment.offset, run, attempt.number, "note", now_us, text)
+
+    return tell
+
+
 def _windows(
-    moment: Moment, attempt: Attempt, axis: AxisState, presence: Presence, flush: bool
+    moment: Moment, attempt: Attempt, axis: AxisState, presence: Presence, ask: Ask, *, flush: bool
 ) -> list[WindowBlock]:
     blocks: list[WindowBlock] = []
     pane = axis.plan.pane
     asked = None
     for at, spec in enumerate(axis.plan.specs):
         if not spec.size:
-            blocks += _so_far(moment, attempt, axis, at, presence, flush)
+            blocks += _so_far(moment, attempt, axis, at, presence, ask, flush=flush)
             continue
         until = None if flush else axis.closed * pane
         starts = due(axis.log, spec, pane, after=axis.out[at], until=until)
@@ -92,12 +112,14 @@ def _windows(
         if len(starts):
             asked = asked or _asked(moment, attempt)
             for cells in compute(axis.log, spec, pane, starts, asked):
-                blocks.append(WindowBlock(axis.plan.axis, attempt.number, attempt.series, cells, presence))
+                further = axis.held.of_windows(cells, pane, ask) if attempt.extras else {}
+                whose = axis.plan.axis, attempt.number, attempt.series
+                blocks.append(WindowBlock(*whose, cells, presence, further=further))
     return blocks
 
 
 def _so_far(
-    moment: Moment, attempt: Attempt, axis: AxisState, at: int, presence: Presence, flush: bool
+    moment: Moment, attempt: Attempt, axis: AxisState, at: int, presence: Presence, ask: Ask, *, flush: bool
 ) -> list[WindowBlock]:
     """Windows of the whole run so far, one block each."""
     spec = axis.plan.specs[at]
@@ -107,9 +129,12 @@ def _so_far(
     before = axis.out[at]
     if reached:
         axis.out[at] = max(reached) if before is None else max(*reached, before)
-    return [
-        WindowBlock(axis.plan.axis, attempt.number, attempt.series, cells, presence, "run") for cells in found
-    ]
+    blocks = []
+    for cells in found:
+        further = axis.held.of_run(cells, axis.plan.pane, ask) if attempt.extras else {}
+        whose = axis.plan.axis, attempt.number, attempt.series
+        blocks.append(WindowBlock(*whose, cells, presence, span="run", further=further))
+    return blocks
 
 
 def _asked(moment: Moment, attempt: Attempt) -> dict[float, np.ndarray | None]:

@@ -144,6 +144,10 @@ class Derivations:
         buckets = buckets.take(np.lexsort((buckets.bucket, buckets.series, buckets.pane)))
         return every, buckets, unfilled
 
+    def of(self, cells: ClosedCells) -> ClosedCells:
+        """Those that are derived."""
+        return cells.take(np.isin(cells.series, np.array(sorted(self._made), np.int64)))
+
     def _without_logged(self, cells: ClosedCells, buckets: Buckets) -> tuple[ClosedCells, Buckets]:
         made = np.array(sorted(self._made), np.int64)
         odd = np.isin(cells.series, made)

@@ -8,7 +8,7 @@ from driftline import config as configuration
 from driftline import derivations, events
 from driftline.config import PipelineConfig
 from driftline.errors import SettingsError
-from driftline.streams import derived, memory
+from driftline.streams import derived, extensions, memory
 from driftline.streams.attempts import (
     AXES,
     Attempt,
@@ -19,6 +19,7 @@ from driftline.streams.attempts import (
     seat_of,
 )
 from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
+from driftline.streams.extras import Extras, Held
 from driftline.streams.outputs import Outbox
 from driftline.streams.panes import POSITION_LIMIT
 from driftline.streams.processes import counts, full, join, open_attempt
@@ -324,6 +325,7 @@ def read_config(event: events.ConfigChanged, make: Factories) -> PipelineConfig:
     if len(growing) > len(set(growing)):
         raise SettingsError("windows", growing, "an axis can have one window of the whole run: keep one")
     derivations.check(config)
+    extensions.check_all(config)
     make.detection(config)
     make.triggers(config)
     return config
@@ -384,6 +386,7 @@ def _reconfigure(
     for axis in attempt.axes.values():
         axis.watermark.lateness_us = config.allowed_lateness_us
         axis.memories = derived.kept(axis.memories, before.derived, config.derived)
+    _reset_extras(attempt, before, config)
     attempt.derivations = derived.Derivations(config)
     attempt.derivations.follow_all(attempt.series)
     if (before.detectors, before.rules) != (config.detectors, config.rules):
@@ -392,12 +395,27 @@ def _reconfigure(
         attempt.watched = attempt.detection.per_rank()
 
 
+def _reset_extras(attempt: Attempt, before: PipelineConfig, config: PipelineConfig) -> None:
+    """Custom aggregates that are declared while panes are open begin with the first pane after those."""
+    if (before.aggregates, before.weighted_quantiles) == (config.aggregates, config.weighted_quantiles):
+        return
+    attempt.extras, attempt.faults_told = Extras(config), []
+    for axis in attempt.axes.values():
+        highest = axis.open.highest()
+        axis.held = Held()
+        if len(attempt.series):
+            axis.held.begin = axis.closed if highest is None else max(axis.closed, highest + 1)
+
+
 def _fresh_axis(old: AxisState, name: configuration.Axis, config: PipelineConfig) -> AxisState:
     """New panes under the old watermark; windows of a spec that stays are not put out twice."""
     fresh = AxisState(plan(name, config.windows), old.watermark)
     out = dict(zip(old.plan.specs, old.out, strict=True))
     fresh.out = [out.get(spec) for spec in fresh.plan.specs]
     fresh.so_far = {spec: old.so_far.get(spec, new) for spec, new in fresh.so_far.items()}
+    fresh.held.grown = old.held.grown
+    if old.held.begin is not None:
+        fresh.held.begin = old.held.begin * old.plan.pane // fresh.plan.pane
     value = old.watermark.value
     if value is not None:
         fresh.closed = value // fresh.plan.pane

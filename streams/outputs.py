@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 from driftline import events, window_rows
 from driftline.records import Output, OutputId, Record
 from driftline.streams.aggregates import I64
+from driftline.streams.extras import Row
 from driftline.streams.kernels.merge import popcount
 from driftline.streams.participants import Presence, Series, expected
 from driftline.streams.views import AlertChange
@@ -91,6 +93,8 @@ class WindowBlock(NamedTuple):
     cells: WindowCells
     presence: Presence
     span: str | None = None
+    further: Mapping[int, Row] = {}
+    """By place in ``cells``: what custom aggregates and weighted quantiles give."""
 
 
 def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]) -> None:
@@ -155,10 +159,11 @@ def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
             f"p{round(q * 100)}": floats(cells.quantiles[q], np.isnan(cells.quantiles[q]))
             for q in STANDARD_QUANTILES
         },
-        "quantiles": _named(cells, number),
+        "quantiles": _with(_named(cells, number), {at: row.quantiles for at, row in block.further.items()}),
         "present": pa.array(popcount(np.ascontiguousarray(cells.bits)).astype(np.int32)),
         "expected": pa.array(should.astype(np.int32)),
         "span": same(block.span, pa.utf8()),
+        "extra": _with(_no_names(number), {at: row.extra for at, row in block.further.items()}),
     }
 
 
@@ -173,14 +178,30 @@ def quantile_name(quantile: float) -> str:
 def _named(cells: WindowCells, number: int) -> pa.Array:
     """The map of the quantiles that were asked for by name; empty where none was."""
     further = sorted(q for q in cells.quantiles if q not in STANDARD_QUANTILES)
-    kind = pa.map_(pa.utf8(), pa.float64())
     if not further:
-        offsets: I64 = np.zeros(number + 1, np.int64)
-        none = pa.array([], pa.utf8()), pa.array([], pa.float64())
-        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *none).cast(kind)
+        return _no_names(number)
+    kind = pa.map_(pa.utf8(), pa.float64())
     table = np.stack([cells.quantiles[q] for q in further], axis=1)
     given = ~np.isnan(table)
     offsets = np.concatenate([[0], np.cumsum(given.sum(axis=1))])
     names = pa.array([quantile_name(q) for q in further], pa.utf8())
     keys = names.take(pa.array(np.nonzero(given)[1]))
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, pa.array(table[given])).cast(kind)
+
+
+def _no_names(number: int) -> pa.Array:
+    """So many empty maps."""
+    offsets: I64 = np.zeros(number + 1, np.int64)
+    none = pa.array([], pa.utf8()), pa.array([], pa.float64())
+    kind = pa.map_(pa.utf8(), pa.float64())
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *none).cast(kind)
+
+
+def _with(maps: pa.Array, more: Mapping[int, Mapping[str, float]]) -> pa.Array:
+    """The maps, those of some rows with further entries."""
+    if not any(more.values()):
+        return maps
+    rows = [list(pairs) for pairs in maps.to_pylist()]
+    for at, named in more.items():
+        rows[at] += named.items()
+    return pa.array(rows, maps.type)

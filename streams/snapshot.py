@@ -154,6 +154,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
         "parked": sorted(attempt.parked),
         "refused_told": attempt.refused_told,
         "crowded_told": attempt.crowded_told,
+        "faults_told": attempt.faults_told,
         "series": attempt.series.dump(),
         "missing": attempt.missing.dump(),
         "detection": attempt.detection.dump(),
@@ -166,7 +167,7 @@ def _dump_attempt(attempt: Attempt) -> dict[str, Any]:
 def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories) -> Attempt:
     detection = make.detection(config, plain["detection"])
     attempt = Attempt(plain["number"], plain["started_us"], detection, config)
-    for name in (*_ATTEMPT, "refused_told", "crowded_told"):
+    for name in (*_ATTEMPT, "refused_told", "crowded_told", "faults_told"):
         setattr(attempt, name, plain[name])
     for seat, process in plain["seats"].items():
         attempt.sit(seat, process)
@@ -177,7 +178,7 @@ def _load_attempt(plain: dict[str, Any], config: PipelineConfig, make: Factories
     attempt.late = {(axis, metric): told for axis, metric, *told in plain["late"]}
     attempt.seen_non_finite = dict.fromkeys(tuple(key) for key in plain["non_finite"])
     for name in AXES:
-        _load_axis(attempt.axes[name], plain["axes"][name])
+        _load_axis(attempt, attempt.axes[name], plain["axes"][name])
     return attempt
 
 
@@ -189,16 +190,18 @@ def _dump_axis(axis: AxisState) -> dict[str, Any]:
         "closed": axis.closed,
         "out": axis.out,
         "derived": derived.dump(axis.memories),
+        "held": axis.held.dump(),
         "so_far": [growing.dump() for growing in axis.so_far.values()],
     }
 
 
-def _load_axis(axis: AxisState, plain: dict[str, Any]) -> None:
+def _load_axis(attempt: Attempt, axis: AxisState, plain: dict[str, Any]) -> None:
     axis.watermark.restore(plain["watermark"])
     axis.open.restore(plain["open"])
     axis.log.restore(plain["log"])
     axis.closed, axis.out = plain["closed"], plain["out"]
     axis.memories = derived.restore(plain["derived"])
+    axis.held.restore(plain["held"], attempt.extras, attempt.series)
     for growing, dumped in zip(axis.so_far.values(), plain["so_far"], strict=True):
         growing.restore(dumped)
 

@@ -533,7 +533,13 @@ class Naive:
         }
         row["span"] = None
         row["derived"] = metric in {one.name for one in self.config.derived}
-        return row | aggregate(samples, self.config.quantiles.get(metric, []))
+        row |= aggregate(samples, self.config.quantiles.get(metric, []))
+        for q in self.config.weighted_quantiles.get(metric, []):
+            value = weighted_quantile(samples, q)
+            if value is not None:
+                row["quantiles"][f"wp{q * 100:.10g}"] = value
+        values = {a.name: EXTRA[a.target](samples) for a in self.config.aggregates if metric in a.metrics}
+        return row | {"extra": {name: value for name, value in values.items() if value is not None}}
 
     # --- derived metrics -----------------------------------------------------------------------------------
 
@@ -672,6 +678,36 @@ def aggregate(samples: Sequence[Sample], quantiles: Sequence[float] = ()) -> Row
     return row
 
 
+def valid(samples: Sequence[Sample]) -> list[Sample]:
+    """Finite, with a weight that counts."""
+    return [s for s in samples if math.isfinite(s.value) and 0 < s.weight < 2.0**480]
+
+
+def weighted_quantile(samples: Sequence[Sample], q: float) -> float | None:
+    """The first value, in order, up to which lies ``q`` of all weight."""
+    ordered = sorted(valid(samples), key=lambda s: s.value)
+    need = Fraction(q) * sum((Fraction(s.weight) for s in ordered), Fraction(0)) * Fraction(1 - 1e-12)
+    have = Fraction(0)
+    for s in ordered:
+        have += Fraction(s.weight)
+        if have >= need:
+            return s.value
+    return None
+
+
+def geometric_mean(samples: Sequence[Sample]) -> float | None:
+    some = valid(samples)
+    if not some or any(s.value < 0 for s in some):
+        return None
+    if any(s.value == 0 for s in some):
+        return 0.0
+    return math.exp(math.fsum(s.weight * math.log(s.value) for s in some) / math.fsum(s.weight for s in some))
+
+
+EXTRA: dict[str, Any] = {"geometric_mean": geometric_mean}
+"""Custom aggregates by target, written anew."""
+
+
 def root(variance: Fraction) -> float:
     """Square root without overflow."""
     if not variance:
@@ -791,6 +827,9 @@ def _unequal(a: Row, b: Row) -> list[str]:
     mine, theirs = dict(a["quantiles"]), dict(b["quantiles"])
     if mine.keys() != theirs.keys() or not all(near(mine[q], theirs[q], floor) for q in mine):
         names.append("quantiles")
+    mine, theirs = dict(a["extra"]), dict(b["extra"])
+    if mine.keys() != theirs.keys() or not all(close(mine[q], theirs[q], spread) for q in mine):
+        names.append("extra")
     return names
 
 

@@ -35,6 +35,7 @@ PURE = (
     *(
         f"{name}.py"
         for name in (
+            "aggregate",
             "config",
             "derivations",
             "detector_params",

@@ -52,6 +52,18 @@ class Derived(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Of an ``ema`` on the step axis."""
 
 
+class AggregateSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A custom aggregate: a class of :mod:`driftline.aggregate`, found by name or ``module:attribute``."""
+
+    name: str
+    """Its key in the column ``extra`` of windows."""
+    target: str
+    metrics: list[str]
+    version: str = "1"
+    settings: dict[str, Any] = {}
+    """Keywords for the class."""
+
+
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A user threshold: ``when: "gpu_utilization > 95 for 30s"``."""
 
@@ -113,6 +125,9 @@ class PipelineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     per_role: list[str] = []
     quantiles: dict[str, list[float]] = {}
     """Further quantiles (0 to 1) by metric name."""
+    weighted_quantiles: dict[str, list[float]] = {}
+    """The same by weight."""
+    aggregates: list[AggregateSpec] = []
     derived: list[Derived] = []
     """In order: each is made of metrics that are logged or stand before it."""
     rules: list[Rule] = []

@@ -28,6 +28,7 @@ from driftline.errors import Refused, SettingsError
 from driftline.events import SuiteRef
 from driftline.frames import MAX_NAME_BYTES
 from driftline.settings import EvaluatorSettings, SdkSettings, Settings, StorageSettings, StreamsSettings
+from driftline.settings_derived import TARGET
 from driftline.settings_read import fields
 from driftline.settings_schema import Block, Detector, File, Kafka, Window
 
@@ -36,7 +37,6 @@ WHOLE_RUN = "run"
 """The size of the window that grows with the run."""
 STEPS_MAX = 1_000_000_000
 """The longest window on the step axis; its ends must fit 64 bits beside any step."""
-_TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z_][\w.-]*")
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _PREFIX = re.compile(r"[a-zA-Z0-9._-]{0,200}")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
@@ -214,7 +214,9 @@ def _pipeline(file: File, where: Where) -> PipelineConfig:
         per_rank=streams.per_rank,
         per_host=streams.per_host,
         per_role=streams.per_role,
-        quantiles=_quantiles(streams.quantiles, where),
+        quantiles=_quantiles(streams.quantiles, "quantiles", where),
+        weighted_quantiles=_quantiles(streams.weighted_quantiles, "weighted_quantiles", where),
+        aggregates=settings_derived.aggregates(file.aggregates, where),
         derived=settings_derived.derived(file.derived, where),
         rules=rules,
         detectors=detectors,
@@ -289,13 +291,11 @@ def _length(axis: str, value: int | str, key: str) -> int:
     return length
 
 
-def _quantiles(entries: dict[str, list[float]], where: Where) -> dict[str, list[float]]:
+def _quantiles(entries: dict[str, list[float]], key: str, where: Where) -> dict[str, list[float]]:
     for metric, values in entries.items():
         for value in values:
             if not 0 < value < 1:
-                raise SettingsError(
-                    where(f"streams.quantiles.{metric}"), value, "write numbers between 0 and 1"
-                )
+                raise SettingsError(where(f"streams.{key}.{metric}"), value, "write numbers between 0 and 1")
     return {metric: sorted(set(values)) for metric, values in entries.items()}
 
 
@@ -343,7 +343,7 @@ def _suites(file: File, where: Where) -> list[SuiteRef]:
     suites = []
     for at, entry in enumerate(file.evaluation.suites):
         key = f"evaluation.suites[{at}]"
-        if not _TARGET.fullmatch(entry.target):
+        if not TARGET.fullmatch(entry.target):
             remedy = "write package.module:attribute, or the name of an entry point"
             raise SettingsError(where(f"{key}.target"), entry.target, remedy)
         name = entry.name or entry.target.rpartition(":")[2]

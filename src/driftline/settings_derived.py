@@ -1,4 +1,4 @@
-"""Reads the ``derived`` block into :class:`~driftline.config.Derived` structs.
+"""Reads the blocks ``derived`` and ``aggregates`` into the structs of :mod:`driftline.config`.
 
 Names, also those of the metrics that one is made of, become long ones as in rules (``tps`` is
 ``tokens_per_second``). An ``mfu`` is a rate of tokens, times the FLOPs of one, over the peak of all devices.
@@ -6,14 +6,17 @@ Names, also those of the metrics that one is made of, become long ones as in rul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from driftline import derivations, units
-from driftline.config import Derived, PipelineConfig
+from driftline.config import AggregateSpec, Derived, PipelineConfig
 from driftline.errors import SettingsError
 from driftline.metric_names import canonical
-from driftline.settings_schema import DerivedEntry, Mfu
+from driftline.settings_schema import AggregateEntry, DerivedEntry, Mfu
 
+TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|[A-Za-z_][\w.-]*")
+"""``module:attribute`` or the name of an entry point."""
 HALF_LIFE_STEPS_MAX = 1_000_000_000
 _KINDS = ("rate", "ratio", "mfu", "ema", "spread")
 _ONE = "write one of rate, ratio, mfu, ema and spread, e.g. {name: tokens_per_second, rate: tokens}"
@@ -27,6 +30,32 @@ def derived(entries: list[DerivedEntry], where: Callable[[str], str]) -> list[De
 def check(config: PipelineConfig, where: Callable[[str], str]) -> None:
     """Raises SettingsError for what cannot be made."""
     derivations.check(config, where("derived"))
+
+
+def aggregates(entries: list[AggregateEntry], where: Callable[[str], str]) -> list[AggregateSpec]:
+    """The declared ones; whether the class is there, each stream worker says."""
+    found: list[AggregateSpec] = []
+    for at, entry in enumerate(entries):
+        here = where(f"aggregates[{at}]")
+        if not TARGET.fullmatch(entry.target):
+            remedy = "write package.module:attribute, or the name of an entry point"
+            raise SettingsError(f"{here}.target", entry.target, remedy)
+        name = entry.name or entry.target.rpartition(":")[2]
+        if any(spec.name == name for spec in found):
+            raise SettingsError(f"{here}.name", name, "is used twice: give each a name of its own")
+        if not entry.metrics:
+            raise SettingsError(f"{here}.metrics", entry.metrics, "name the metrics that get it: [latency]")
+        metrics = list(dict.fromkeys(map(canonical, entry.metrics)))
+        found.append(
+            AggregateSpec(
+                name=name,
+                target=entry.target,
+                metrics=metrics,
+                version=entry.version,
+                settings=entry.settings,
+            )
+        )
+    return found
 
 
 def _derived(entry: DerivedEntry, here: str) -> Derived:

@@ -173,6 +173,26 @@ class DerivedEntry(Block, frozen=True, kw_only=True):
     over: Annotated[float | None, Key("A rate or ratio is divided by it.", "positive")] = None
 
 
+class AggregateEntry(Block, frozen=True, kw_only=True):
+    """A custom aggregate: a class whose values are put into the column `extra` of `windows`."""
+
+    name: Annotated[str | None, Key("Key in the column. Absent: the attribute or short name.")] = None
+    target: Annotated[
+        str,
+        Key(
+            "geometric_mean, trimmed_mean, an entry point of the group driftline.aggregates, or "
+            "module:attribute; every stream worker must have it."
+        ),
+    ]
+    metrics: Annotated[list[str], Key("Metrics, logged or derived, that get it.")]
+    version: Annotated[
+        str, Key("Must equal the class's `version`, if it has one: raise both when results change.")
+    ] = "1"
+    settings: Annotated[
+        dict[str, Any], Key("Keywords for the class, e.g. {part: 0.2} for trimmed_mean.")
+    ] = {}
+
+
 class RuleEntry(Block, frozen=True, kw_only=True):
     """A threshold of your own."""
 
@@ -386,6 +406,10 @@ class Streams(Block, frozen=True, kw_only=True):
     quantiles: Annotated[
         dict[str, list[float]], Key("Further quantiles (0 to 1) by metric name: {latency: [0.9, 0.999]}.")
     ] = {}
+    weighted_quantiles: Annotated[
+        dict[str, list[float]],
+        Key("The same by weight, as `wp50` in the column `quantiles`: {loss: [0.5, 0.9]}."),
+    ] = {}
     state_dir: Annotated[
         str | None,
         Key("Working folder of Faust, may be lost at any time. Absent: .streams under storage.root."),
@@ -486,6 +510,9 @@ class File(Block, frozen=True, kw_only=True):
     )
     derived: Annotated[
         list[DerivedEntry], Key("Metrics made of others; each of logged ones or of those before it.")
+    ] = []
+    aggregates: Annotated[
+        list[AggregateEntry], Key("Custom aggregates of metrics, for the column `extra` of windows.")
     ] = []
     evaluation: Annotated[Evaluation, Key("When checkpoints are evaluated, and with what.")] = Evaluation()
     detectors: Annotated[list[Detector], Key("Changes to the built-in detectors.")] = []

@@ -44,10 +44,11 @@ SCHEMA = pa.schema(
         pa.field("quantiles", pa.map_(pa.utf8(), pa.float64())),  # those asked for by name
         pa.field("present", pa.int32(), nullable=False),  # processes that gave a sample
         pa.field("expected", pa.int32(), nullable=False),  # processes that should have
+        pa.field("extra", pa.map_(pa.utf8(), pa.float64())),  # values of custom aggregates, by name
         pa.field("span", pa.utf8()),  # "run" for the whole run so far, null for windows of a fixed size
     ]
 )
-LATER = frozenset({"sum", "span"})
+LATER = frozenset({"sum", "extra", "span"})
 """Columns that the first writers of this format did not have: null where they are missing."""
 
 

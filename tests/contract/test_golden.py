@@ -192,14 +192,18 @@ def test_windows() -> None:
     columns = {field.name: [None if field.nullable else 0] for field in window_rows.SCHEMA}
     columns |= {"run": ["01jrun"], "axis": ["step"], "group": [""], "metric": ["loss"], "mean": [0.25]}
     columns["quantiles"] = [[("p99.9", 1.0)]]
+    columns["extra"] = [[("geometric_mean", 0.2)]]
     written = window_rows.encode(columns, OutputId.parse(ID))
-    assert golden("windows.span.arrow", written) == written
-    earlier = (golden("windows.arrow", b""), golden("windows.sum.arrow", b""))  # without sums, without spans
+    assert golden("windows.extra.arrow", written) == written
+    earlier = (golden("windows.arrow", b""), golden("windows.sum.arrow", b""))  # without sums, without extras
     for payload in (*earlier, written):
         ident, batch = window_rows.decode(payload)
         assert str(ident) == ID
         assert batch.column("mean").to_pylist() == [0.25]
         assert batch.column("sum").to_pylist() == batch.column("span").to_pylist() == [None]
+        assert batch.column("extra").to_pylist() == [
+            [("geometric_mean", 0.2)] if payload == written else None
+        ]
 
 
 def test_windows_of_a_newer_writer_are_read_and_damaged_ones_refused() -> None:

@@ -27,6 +27,7 @@ evaluation:
 derived:
   - {name: mfu, mfu: {flops_per_token: 42 GFLOP, peak_flops: 989 TFLOPS, devices: 8}}
   - {name: smooth, ema: loss, half_life: 50 steps}
+aggregates: [{target: trimmed_mean, metrics: [latency], settings: {part: 0.2}}]
 """
 
 
@@ -228,6 +229,21 @@ def test_derived_metrics_are_read_in_their_order_under_their_long_names(tmp_path
     assert (first.of, first.half_life_us, second.half_life_us) == ("lpt", 30_000_000, 300_000_000)
     assert (steps.of, steps.half_life_steps) == ("loss", 50)
     assert (spread.kind, spread.of) == ("spread", "step_time")
+
+
+def test_an_aggregate_is_named_by_its_class_unless_it_has_a_name(tmp_path: Path) -> None:
+    text = """
+    aggregates:
+      - {target: geometric_mean, metrics: [tps, latency]}
+      - {name: middle, target: "my.package:Middle", metrics: [loss], version: "2", settings: {part: 0.2}}
+    streams: {weighted_quantiles: {loss: [0.9, 0.5]}}
+    """
+    pipeline = of(tmp_path, text).pipeline
+    first, second = pipeline.aggregates
+    assert (first.name, first.metrics) == ("geometric_mean", ["tokens_per_second", "latency"])
+    assert (second.name, second.target, second.version) == ("middle", "my.package:Middle", "2")
+    assert second.settings == {"part": 0.2}
+    assert pipeline.weighted_quantiles == {"loss": [0.5, 0.9]}
 
 
 def test_a_suite_may_be_its_target_alone(tmp_path: Path) -> None:

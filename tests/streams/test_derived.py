@@ -212,12 +212,10 @@ def test_mfu_divides_by_the_announced_world(log: Any) -> None:
     assert means(log, "time", group="rank=1") == {0: 1.0}
 
 
-def test_a_rule_sees_a_derived_metric_like_any_other() -> None:
+def test_a_rule_sees_a_derived_metric_like_any_other(log: Any) -> None:
     """``made < 0.3 for 2s`` opens an alert of the run, though rules compare ranks by default."""
-    from tests.streams.conftest import Log
-
     rule = Rule(name="low", metric="made", op="<", bound=0.3, for_us=2 * SECOND)
-    log = Log(Pipeline())
+    log.pipeline = Pipeline()
     log.configure(msgspec.structs.replace(of("tokens", "rate", over=100.0), rules=[rule]))
     for second, tokens in enumerate([90.0, 80.0, 20.0, 10.0, 15.0, 20.0, 20.0]):
         log.frame([("tokens", None, second * SECOND, tokens, 1.0)], at_us=second * SECOND)
