@@ -249,3 +249,38 @@ def test_huge_panes_are_given_in_chunks(log: Any, monkeypatch: pytest.MonkeyPatc
         log.frame([("loss", 0, 0, float(n), 1.0) for n in range(3)], at_us=0)
     log.event(events.ProcessEnded)
     assert seen == [4, 4, 1]
+
+
+def test_late_samples_and_odd_weights_are_left_out(log: Any) -> None:
+    """As in every column: a late sample is in no window, a weight that is no weight counts as 0."""
+    fine = msgspec.structs.replace(ALONE, windows=[WindowSpec("step", 4, 4), WindowSpec("step", 1, 1)])
+    log.configure(msgspec.structs.replace(fine, aggregates=[total()]))
+    odd = [("loss", 0, 0, 1.0, weight) for weight in (-1.0, float("nan"), float("inf"), 2.0**500, 2.0)]
+    log.frame(odd, at_us=0)
+    feed(log, range(1, 3))
+    log.frame([("loss", 0, 2 * SECOND, 1.0, 100.0)])
+    log.event(events.ProcessEnded)
+    assert log.state.counters["late_step"] == 1
+    assert extra(log)[1] == {"total": 2.0}
+    assert extra(log)[4] == {"total": 4.0}
+
+
+def test_the_whole_run_goes_on_when_other_windows_change(log: Any) -> None:
+    """Its objects are kept, as its cells are."""
+    log.configure(msgspec.structs.replace(ALONE, aggregates=[total()]))
+    feed(log, range(6))
+    windows = [WindowSpec("step", 0, 4), WindowSpec("step", 1, 1)]
+    log.configure(msgspec.structs.replace(ALONE, windows=windows, aggregates=[total()]))
+    feed(log, range(6, 12))
+    log.event(events.ProcessEnded)
+    assert extra(log, "run")[12] == {"total": 12.0}
+
+
+def test_a_fault_is_told_once_also_over_a_snapshot(log: Any) -> None:
+    """The worker that takes over knows what was told."""
+    log.configure(msgspec.structs.replace(ALONE, aggregates=[total()]))
+    feed(log, range(4), {0: 13.0})
+    log.state = log.pipeline.load(log.pipeline.dump(log.state))
+    feed(log, range(4, 10), {6: 13.0})
+    assert log.state.counters["aggregate_errors"] == 2
+    assert len(log.facts("note")) == 1
