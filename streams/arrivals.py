@@ -50,6 +50,8 @@ class _Batch(NamedTuple):
     """With the series of the whole run."""
     groups: list[Batch]
     """The same samples, for each kind of group that any frame asks for."""
+    needed: list[Batch]
+    """Likewise, for an axis without windows."""
     step: I64
     time_us: I64
     pane: dict[Axis, I64]
@@ -139,18 +141,19 @@ def _gather(attempt: Attempt, arrivals: list[Arrival], skew_us: int) -> _Batch:
         *(attempt.axes["time"].plan.pane, attempt.axes["step"].plan.pane),
         *(pane["time"], pane["step"], flags, reach),
     )
-    groups = _grouped(samples, arrivals)
-    return _Batch(arrivals, samples, groups, step, time_us, pane, flags, reach, found.tolist())
+    groups = _grouped(samples, maps, [a.series.groups for a in arrivals])
+    needed = _grouped(samples, maps, [a.series.needed for a in arrivals])
+    return _Batch(arrivals, samples, groups, needed, step, time_us, pane, flags, reach, found.tolist())
 
 
-def _grouped(samples: Batch, arrivals: list[Arrival]) -> list[Batch]:
+def _grouped(samples: Batch, whole: list[I64], of_frames: list[tuple[I64 | None, ...]]) -> list[Batch]:
+    """The samples with the series of each kind of group that some frame has; ``whole``: of the run."""
     kinds = []
-    for kind in range(len(arrivals[0].series.groups)):
-        maps = [a.series.groups[kind] for a in arrivals]
-        if any(some is not None for some in maps):
+    for of_kind in zip(*of_frames, strict=True):
+        if any(some is not None for some in of_kind):
             filled = [
-                np.full(len(a.series.run), -1, np.int64) if some is None else some
-                for a, some in zip(arrivals, maps, strict=True)
+                np.full(len(run), -1, np.int64) if some is None else some
+                for run, some in zip(whole, of_kind, strict=True)
             ]
             kinds.append(samples._replace(maps=np.concatenate(filled)))
     return kinds
@@ -203,7 +206,7 @@ def _fold(moment: Moment, attempt: Attempt, name: Axis, batch: _Batch, before: I
     late = nameless = 0
     if span[0] <= span[1]:
         late, nameless = axis.open.add(batch.samples, placed, span, series_count=count, words=words)
-        for group in batch.groups:
+        for group in batch.groups if axis.plan.specs else batch.needed:
             axis.open.add(group, placed, span, series_count=count, words=words)
         if attempt.extras and axis.plan.specs:
             ask = Ask(attempt.extras, attempt.series, untold)

@@ -34,6 +34,9 @@ class FrameMap(NamedTuple):
 
     run: I64
     groups: tuple[I64 | None, ...]
+    needed: tuple[I64 | None, ...]
+    """Of the groups, what others than windows read (detectors, derived metrics): all that an axis without
+    windows keeps."""
 
 
 class Series:

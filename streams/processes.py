@@ -197,6 +197,7 @@ def map_names(
             whole[at] = table.find("", frame.names[at], public=True)
     made = _follow(attempt, "", WHOLE, frame, whole)
     groups: list[I64 | None] = []
+    needed: list[I64 | None] = []
     for kind, (label, public, hidden) in enumerate(_groups(config, attempt, process, frame), RANK):
         ids = np.full(len(frame.names), -1, np.int64)
         for at in chosen:
@@ -204,8 +205,9 @@ def map_names(
             if label and whole[at] >= 0 and (name in public or name in hidden):
                 ids[at] = table.find(label, name, public=name in public)
         made += _follow(attempt, label, kind, frame, ids)
-        groups.append(ids if (ids >= 0).any() else None)
-    found = FrameMap(whole, tuple(groups))
+        groups.append(_any(ids))
+        needed.append(_any(np.where([name in hidden for name in frame.names], ids, -1)))
+    found = FrameMap(whole, tuple(groups), tuple(needed))
     every = np.concatenate([whole, *(ids for ids in groups if ids is not None)])
     new = table.without(np.concatenate([every[every >= 0], np.array(made, np.int64)]), process.number)
     if len(chosen) == len(frame.names):
@@ -213,6 +215,11 @@ def map_names(
             process.maps.clear()
         process.maps[key] = found
     return found, new
+
+
+def _any(ids: I64) -> I64 | None:
+    """The ids if there is one, else None."""
+    return ids if (ids >= 0).any() else None
 
 
 def _follow(attempt: Attempt, label: str, kind: int, frame: frames.Frame, ids: I64) -> list[int]:
