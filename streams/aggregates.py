@@ -24,7 +24,6 @@ from driftline.streams.bits import pick
 from driftline.streams.kernels import fold as kernel
 
 I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
 I16 = npt.NDArray[np.int16]
 F64 = npt.NDArray[np.float64]
 U64 = npt.NDArray[np.uint64]
@@ -133,7 +132,6 @@ class Cells:
         """
         told = np.zeros(2, np.int64)
         raw, end, at = batch.value.view(np.int64), int(batch.starts[-1]), 0
-        self._make_room(end)
         while True:
             at = kernel.fold(
                 *(at, batch.starts, placed.before, batch.ranks, batch.processes, batch.offsets, batch.maps),
@@ -149,7 +147,7 @@ class Cells:
             elif int(self._heads[kernel.USED_MANY]) == len(self._free_many):
                 self._grow_many()
             else:
-                self._make_room(2 * len(self._wide) + end)
+                self._make_room(len(self._wide))
 
     def present(self, rows: I64) -> U64:
         """Which processes gave each of ``rows`` a sample: bit p of its words."""
@@ -176,8 +174,7 @@ class Cells:
 
     def buckets(self, rows: I64) -> tuple[I64, I64, I64]:
         """Buckets of ``rows``: (position in ``rows``, bucket, count), in order of both."""
-        held = self.rows[rows]
-        out = np.empty((3, int(held["singles"].sum() + held["pairs"].sum())), np.int64)
+        out = np.empty((3, kernel.size_of(rows, self.rows)), np.int64)
         used = kernel.gather(rows, self.rows, self._wide, self._wide.view(np.int32), out)
         return out[0, :used], out[1, :used], out[2, :used]
 
@@ -186,8 +183,8 @@ class Cells:
         self._make_room(len(place))
         kernel.fill(rows, place, bucket, count, self.rows, self._wide, self._heads)
 
-    def mean_and_std(self, rows: I64) -> tuple[F64, F64]:
-        """Weighted mean and population deviation; NaN without a weighted finite sample."""
-        mean, std = np.empty(len(rows)), np.empty(len(rows))
-        kernel.moments(self.rows[rows], mean, std)
-        return mean, std
+    def read(self, rows: I64) -> tuple[I64, F64]:
+        """What ``rows`` hold, beside histograms and processes: see ``kernel.read``."""
+        whole, floats = np.empty((5, len(rows)), np.int64), np.empty((8, len(rows)))
+        kernel.read(rows, self.rows, whole, floats)
+        return whole, floats

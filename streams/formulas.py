@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from driftline.streams.aggregates import F64, I32, I64, NO_RANK, U64, Bool
+from driftline.streams.aggregates import F64, I64, NO_RANK, U64, Bool
 from driftline.streams.bits import widen
 from driftline.streams.kernels.fold import WEIGHT_MAX
 from driftline.streams.kernels.merge import BIG
@@ -32,7 +32,7 @@ class Made(NamedTuple):
     series: I64
     value: F64
     weight: F64
-    rank: I32
+    rank: I64
     """The rank that the value speaks of, :data:`NO_RANK` where there is none."""
     bits: U64
 
@@ -82,7 +82,7 @@ def ratio(above: ClosedCells, below: ClosedCells, above_to: I64, below_to: I64, 
         value = np.where(usable, top / np.where(usable, bottom, 1.0) * factor, np.nan)
     words = max(above.bits.shape[1], below.bits.shape[1])
     bits = widen(above.bits[a], words) | widen(below.bits[b], words)
-    ranks = np.full(len(a), NO_RANK, np.int32)
+    ranks = np.full(len(a), NO_RANK, np.int64)
     return Made(above.pane[a], above_to[a], value, size, ranks, bits).finite()
 
 
@@ -119,7 +119,7 @@ def rate(cells: ClosedCells, to: I64, factor: F64, memory: Memory, span: Span) -
         np.concatenate([series, zero_series]),
         np.concatenate([value, np.zeros(len(zero_pane))]),
         np.ones(len(pane) + len(zero_pane)),
-        np.full(len(pane) + len(zero_pane), NO_RANK, np.int32),
+        np.full(len(pane) + len(zero_pane), NO_RANK, np.int64),
         np.concatenate([cells.bits[given], np.zeros((len(zero_pane), words), np.uint64)]),
     )
     return made.finite(), int((number - filled).sum())
@@ -153,7 +153,7 @@ def ema(cells: ClosedCells, to: I64, half_life: float, memory: Memory) -> Made:
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         some = series[low:high]
         value[low:high] = _average(int(pane[low]), some, mean[low:high], half_life, memory)
-    ones, ranks = np.ones(len(given)), np.full(len(given), NO_RANK, np.int32)
+    ones, ranks = np.ones(len(given)), np.full(len(given), NO_RANK, np.int64)
     return Made(pane, series, value, ones, ranks, cells.bits[given])
 
 
@@ -189,5 +189,5 @@ def spread(ranks: ClosedCells, rank: I64, whole: ClosedCells, to: I64) -> Made:
     with np.errstate(over="ignore"):
         value = mean[last] - np.where(low == high, low, low / 2 + high / 2)
     _, a, b = np.intersect1d(pane[starts], whole.pane, assume_unique=True, return_indices=True)
-    worst = rank[given][last[a]].astype(np.int32)
+    worst = rank[given][last[a]].astype(np.int64)
     return Made(whole.pane[b], to[b], value[a], np.ones(len(a)), worst, whole.bits[b]).finite()

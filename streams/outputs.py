@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from driftline import events, window_rows
 from driftline.records import Output, OutputId, Record
-from driftline.streams.aggregates import I64
 from driftline.streams.extras import Row
 from driftline.streams.kernels.merge import popcount
 from driftline.streams.participants import Presence, Series, expected
@@ -22,6 +21,8 @@ MAX_KEPT_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 400 * 1024
 """Aimed at for one output; Kafka takes 1 MiB, and rows with long names weigh more than others."""
 READER = "pipeline"
+_QUANTILES = pa.map_(pa.utf8(), pa.float64())
+_NO_ENTRIES = pa.array([], pa.utf8()), pa.array([], pa.float64())
 
 
 class Outbox:
@@ -127,20 +128,23 @@ def _columns(run: str, block: WindowBlock) -> dict[str, pa.Array]:
         return pa.repeat(pa.scalar(value, kind), number)
 
     def floats(values: np.ndarray, missing: np.ndarray) -> pa.Array:
-        return pa.array(values, pa.float64(), mask=missing)
+        return pa.array(values, mask=missing) if missing.any() else pa.array(values)
 
     def ranks(values: np.ndarray) -> pa.Array:
-        return pa.array(values, pa.int32(), mask=empty | (values < 0))
+        return pa.array(values.astype(np.int32), mask=empty | (values < 0))
 
-    text = pa.array(cells.series, pa.int64())
+    if series.texts is None:
+        series.texts = pa.array(series.groups, pa.utf8()), pa.array(series.metrics, pa.utf8())
+    groups, metrics = series.texts
+    text = pa.array(cells.series)
     return {
         "run": same(run, pa.utf8()),
         "attempt": same(block.attempt, pa.int32()),
         "axis": same(block.axis, pa.utf8()),
         "start": pa.array(cells.start),
         "end": pa.array(cells.end),
-        "group": pa.array(series.groups, pa.utf8()).take(text),
-        "metric": pa.array(series.metrics, pa.utf8()).take(text),
+        "group": groups.take(text),
+        "metric": metrics.take(text),
         "revision": same(0, pa.int32()),
         "count": pa.array(cells.samples),
         "weight": pa.array(cells.weight),
@@ -180,21 +184,18 @@ def _named(cells: WindowCells, number: int) -> pa.Array:
     further = sorted(q for q in cells.quantiles if q not in STANDARD_QUANTILES)
     if not further:
         return _no_names(number)
-    kind = pa.map_(pa.utf8(), pa.float64())
     table = np.stack([cells.quantiles[q] for q in further], axis=1)
     given = ~np.isnan(table)
-    offsets = np.concatenate([[0], np.cumsum(given.sum(axis=1))])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(given.sum(axis=1))]).astype(np.int32))
     names = pa.array([quantile_name(q) for q in further], pa.utf8())
     keys = names.take(pa.array(np.nonzero(given)[1]))
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, pa.array(table[given])).cast(kind)
+    return pa.MapArray.from_arrays(offsets, keys, pa.array(table[given]), type=_QUANTILES)
 
 
 def _no_names(number: int) -> pa.Array:
     """So many empty maps."""
-    offsets: I64 = np.zeros(number + 1, np.int64)
-    none = pa.array([], pa.utf8()), pa.array([], pa.float64())
-    kind = pa.map_(pa.utf8(), pa.float64())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), *none).cast(kind)
+    offsets = pa.array(np.zeros(number + 1, np.int32))
+    return pa.MapArray.from_arrays(offsets, *_NO_ENTRIES, type=_QUANTILES)
 
 
 def _with(maps: pa.Array, more: Mapping[int, Mapping[str, float]]) -> pa.Array:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from driftline.streams.aggregates import DUMPED, F64, I32, I64, U64, Batch, Cells, Placed, Rows
+from driftline.streams.aggregates import DUMPED, F64, I64, U64, Batch, Cells, Placed, Rows
 from driftline.streams.bits import named, pick, trimmed, widen
 from driftline.streams.kernels import fold, merge
 from driftline.streams.kernels.fold import POSITION_LIMIT as POSITION_LIMIT
@@ -38,9 +38,9 @@ class ClosedCells(NamedTuple):
     mean: F64
     std: F64
     min: F64
-    min_rank: I32
+    min_rank: I64
     max: F64
-    max_rank: I32
+    max_rank: I64
     first: F64
     last: F64
     bits: U64
@@ -55,7 +55,7 @@ class ClosedCells(NamedTuple):
             self._replace(bits=widen(self.bits, words)),
             other._replace(bits=widen(other.bits, words)),
         )
-        columns: list[Any] = [np.concatenate(pair) for pair in zip(mine, theirs, strict=True)]  # type: ignore[arg-type]
+        columns: list[Any] = [np.concatenate(pair) for pair in zip(mine, theirs, strict=True)]
         return ClosedCells(*columns)
 
 
@@ -74,12 +74,10 @@ class Buckets(NamedTuple):
         return Buckets(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
-_SAME = ("nan", "inf", "weight", "sum", "min", "min_rank", "max", "max_rank", "first", "last")
-"""Columns that closing copies as they are."""
-_INT, _FLOAT, _RANK = np.empty(0, np.int64), np.empty(0), np.empty(0, np.int32)
+_INT, _FLOAT = np.empty(0, np.int64), np.empty(0)
 NO_CELLS = ClosedCells(
     *(_INT, _INT, _INT, _INT, _INT, _FLOAT, _FLOAT, _FLOAT, _FLOAT),
-    *(_FLOAT, _RANK, _FLOAT, _RANK, _FLOAT, _FLOAT, np.empty((0, 1), np.uint64)),
+    *(_FLOAT, _INT, _FLOAT, _INT, _FLOAT, _FLOAT, np.empty((0, 1), np.uint64)),
 )
 NO_BUCKETS = Buckets(_INT, _INT, _INT, _INT)
 _KEPT = tuple(name for name in merge.CLOSED.names or () if name not in ("begin", "number", "only", "many"))
@@ -188,17 +186,13 @@ class OpenPanes:
         self.table[slots] = -1
         self.free.extend(slots.tolist())
         pane = np.array(panes, np.int64)[at]
-        get = self.cells.rows[rows]
-        mean, std = self.cells.mean_and_std(rows)
+        (samples, nan, inf, min_rank, max_rank), floats = self.cells.read(rows)
+        weight, total, mean, std, least, most, first, last = floats
         place, bucket, count = self.cells.buckets(rows)
         closed = ClosedCells(
-            pane=pane,
-            series=series.astype(np.int64, copy=False),
-            samples=get["count"].copy(),
-            mean=mean,
-            std=std,
+            *(pane, series.astype(np.int64, copy=False), samples, nan, inf),
+            *(weight, total, mean, std, least, min_rank, most, max_rank, first, last),
             bits=self.cells.present(rows),
-            **{name: get[name].copy() for name in _SAME},
         )
         self.cells.release(rows)
         return closed, Buckets(pane[place], closed.series[place], bucket, count)

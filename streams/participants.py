@@ -56,6 +56,8 @@ class Series:
         self._order: I64 | None = None
         self._whole: Bool | None = None
         self._seats: tuple[frozenset[str], I64, I64] | None = None
+        self.texts: Any = None
+        """Names and groups in the form of those who write them; None where a series is new."""
 
     def __len__(self) -> int:
         return len(self.metrics)
@@ -75,7 +77,7 @@ class Series:
         self.public.append(public)
         self.ranks.append(_rank_of(group))
         self.names += not group
-        self._order = self._whole = self._seats = None
+        self._order = self._whole = self._seats = self.texts = None
         if number >= len(self.bits):
             self.bits = np.concatenate([self.bits, np.zeros_like(self.bits)])
         return number

@@ -397,9 +397,11 @@ def fold(
                 table[slot, series] = number
                 _clear(rows[number])
             row = rows[number]
+            left = heads[FREE_LINES] + len(wide) - heads[USED_LINES]
+            if left == 0:
+                return at
             if row.singles > LONG and row.singles > 2 * row.pairs:
-                needed = (row.singles + row.pairs) // PAIRS + 2
-                if heads[FREE_LINES] + len(wide) - heads[USED_LINES] < needed + starts[-1] - at:
+                if left < (row.singles + row.pairs) // PAIRS + 2:
                     return at
                 _pack(row, wide, narrow, heads)
             if row.only != process:
@@ -494,24 +496,42 @@ def fill(chosen: Any, places: Any, codes: Any, counts: Any, rows: Any, wide: Any
 
 
 @compiled
-def moments(rows: Any, mean: Any, std: Any) -> Any:
-    """Weighted mean and population deviation of each row; NaN without a weighted finite sample."""
-    for at in range(len(rows)):
-        row = rows[at]
-        total = row.weight
-        if not total > 0.0:
-            mean[at] = std[at] = np.nan
-            continue
-        shift = row.shift
-        moved = row.sum1 / total
-        variance = max(row.sum2 / total - moved * moved, 0.0)
-        if shift != 0:
-            mean[at] = math.ldexp(math.ldexp(row.centre, -shift) + moved, shift)
-            std[at] = math.ldexp(math.sqrt(variance), shift)
-            continue
-        mean[at] = row.centre + moved
-        std[at] = math.sqrt(variance)
-        lifted = row.sum2_tiny / total
-        if lifted > 0.0 and math.sqrt(row.sum2 / total) < TINY:
-            moved = math.ldexp(moved, LIFT)
-            std[at] = math.ldexp(math.sqrt(max(lifted - moved * moved, 0.0)), -LIFT)
+def read(chosen: Any, rows: Any, whole: Any, floats: Any) -> Any:
+    """Columns of rows. ``whole``: count, NaN, infinities, ranks of extremes. ``floats``: weight, sum, mean,
+    deviation (both NaN without a weighted finite sample), extremes, first and last."""
+    for at in range(len(chosen)):
+        row = rows[chosen[at]]
+        whole[0, at], whole[1, at], whole[2, at] = row.count, row.nan, row.inf
+        whole[3, at], whole[4, at] = row.min_rank, row.max_rank
+        floats[0, at], floats[1, at] = row.weight, row.sum
+        floats[2, at], floats[3, at] = _moments(row)
+        floats[4, at], floats[5, at] = row.min, row.max
+        floats[6, at], floats[7, at] = row.first, row.last
+
+
+@compiled
+def _moments(row: Any) -> Any:
+    total = row.weight
+    if not total > 0.0:
+        return np.nan, np.nan
+    shift = row.shift
+    moved = row.sum1 / total
+    variance = max(row.sum2 / total - moved * moved, 0.0)
+    if shift != 0:
+        mean = math.ldexp(math.ldexp(row.centre, -shift) + moved, shift)
+        return mean, math.ldexp(math.sqrt(variance), shift)
+    std = math.sqrt(variance)
+    lifted = row.sum2_tiny / total
+    if lifted > 0.0 and math.sqrt(row.sum2 / total) < TINY:
+        apart = math.ldexp(moved, LIFT)
+        std = math.ldexp(math.sqrt(max(lifted - apart * apart, 0.0)), -LIFT)
+    return row.centre + moved, std
+
+
+@compiled
+def size_of(chosen: Any, rows: Any) -> Any:
+    """Codes that the histograms of rows hold, at most."""
+    total = 0
+    for number in chosen:
+        total += rows[number].singles + rows[number].pairs
+    return total
