@@ -11,17 +11,30 @@ from typing import Any
 import pytest
 
 from driftline import events
-from driftline.config import PipelineConfig, WindowSpec
+from driftline.config import Derived, PipelineConfig, WindowSpec
 from driftline.records import Output, Record
 
 SECOND = 1_000_000
 BASE = 1_700_000_000 * SECOND
 CONFIG = PipelineConfig(
-    windows=[WindowSpec("time", 6 * SECOND, 2 * SECOND), WindowSpec("step", 8, 2), WindowSpec("step", 1, 1)],
+    windows=[
+        WindowSpec("time", 6 * SECOND, 2 * SECOND),
+        WindowSpec("time", 0, 4 * SECOND),
+        WindowSpec("step", 8, 2),
+        WindowSpec("step", 1, 1),
+        WindowSpec("step", 0, 16),
+    ],
     per_rank=["loss"],
     per_host=["huge"],
     per_role=["tiny"],
     quantiles={"loss": [0.01, 0.9], "tiny": [0.25]},
+    weighted_quantiles={"loss": [0.5, 0.9], "huge": [0.3], "lr": [0.5]},
+    derived=[
+        Derived(name="lr/s", kind="rate", of="lr"),
+        Derived(name="lr per a.b", kind="ratio", of="lr", per="准确率/a.b"),
+        Derived(name="a.b smooth", kind="ema", of="准确率/a.b", half_life_steps=5),
+        Derived(name="loss spread", kind="spread", of="loss"),
+    ],
     allowed_lateness_us=2 * SECOND,
     idle_us=9 * SECOND,
     start_grace_us=12 * SECOND,

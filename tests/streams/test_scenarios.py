@@ -42,7 +42,10 @@ def settings(words: dict[str, str]) -> PipelineConfig:
             fields[name] = words[name].split(",")
     if "windows" in words:
         specs = re.findall(r"(time|step):([^/]+)/([^,]+)", words["windows"])
-        fields["windows"] = [WindowSpec(axis, duration(size), duration(hop)) for axis, size, hop in specs]
+        fields["windows"] = [
+            WindowSpec(axis, 0 if size == "run" else duration(size), duration(hop))
+            for axis, size, hop in specs
+        ]
     if "quantiles" in words:
         pairs = re.findall(r"([^:,]+):([^,]+)", words["quantiles"])
         fields["quantiles"] = {metric: [float(q) for q in some.split("+")] for metric, some in pairs}
@@ -182,8 +185,8 @@ class Story:
     # --- what must be so -----------------------------------------------------------------------------------
 
     def do_windows(self, axis: str, metric: str, *words: str, below: list[str] | tuple[()] = ()) -> None:
-        where = {"attempt": "0", "group": ""} | fields(words)
-        where["attempt"] = int(where["attempt"])  # type: ignore[assignment]
+        where: dict[str, Any] = {"attempt": "0", "group": "", "span": None} | fields(words)
+        where["attempt"] = int(where["attempt"])
         found = {
             (row["start"], row["end"]): row
             for row in self.log.rows(run=self.run, axis=axis, metric=metric, **where)
