@@ -117,7 +117,7 @@ def take(moment: Moment, attempt: Attempt, arrivals: list[Arrival], skew_us: int
 def _gather(attempt: Attempt, arrivals: list[Arrival], skew_us: int) -> _Batch:
     frames_of = [a.frame for a in arrivals]
     counts = [len(frame.metric) for frame in frames_of]
-    starts = np.cumsum([0, *counts])
+    starts = np.array([0, *counts]).cumsum()
     maps = [a.series.run for a in arrivals]
     ranks = [a.process.rank if a.frame.rank is None else a.frame.rank for a in arrivals]
     samples = Batch(
@@ -127,7 +127,7 @@ def _gather(attempt: Attempt, arrivals: list[Arrival], skew_us: int) -> _Batch:
         metric=np.concatenate([frame.metric for frame in frames_of]),
         value=np.concatenate([frame.value for frame in frames_of]),
         weight=np.concatenate([frame.weight for frame in frames_of]),
-        offsets=np.cumsum([0, *(len(some) for some in maps[:-1])]),
+        offsets=np.array([0, *(len(some) for some in maps[:-1])]).cumsum(),
         maps=np.concatenate(maps),
     )
     time_us = np.concatenate([frame.time_us for frame in frames_of])

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from driftline import events, frames
 from driftline import records as wire
 from driftline.config import PipelineConfig
@@ -128,7 +130,7 @@ class Pipeline:
         """Admits a frame; it waits for others of its attempt unless it brings in something new."""
         state.count("frames")
         size = len(frame.metric)
-        newest_us = int(frame.time_us.max()) if size else None
+        newest_us = int(np.maximum.reduce(frame.time_us)) if size else None
         if self._known_before(state, frame.run, frame.process, frame.seq, newest_us):
             if newest_us is not None and not memory.repeated(state, frame.run, frame.process, frame.seq):
                 memory.note_late(state, frame.run, 0, (size, int(frame.time_us.min()), newest_us))

@@ -15,6 +15,7 @@ Bounds: 512 KiB, 32,000 names; the SDK splits what is larger.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,15 +143,19 @@ def _filled(
     if not column.nulls:
         return data
     if column.nulls == len(data):
-        return (
-            np.full(column.nulls, default, data.dtype)
-            if no_bits(payload, start + column.bits, len(data))
-            else None
-        )
+        return _all(len(data), default) if no_bits(payload, start + column.bits, len(data)) else None
     there = bits_set(payload, start + column.bits, len(data))
     if len(data) - np.count_nonzero(there) != column.nulls:
         return None
     return np.where(there, data, data.dtype.type(default))
+
+
+@functools.lru_cache(256)
+def _all(count: int, default: float) -> npt.NDArray[Any]:
+    """So many equal values, shared by all who ask for them."""
+    values = np.full(count, default, _INT64 if isinstance(default, int) else _FLOAT64)
+    values.flags.writeable = False
+    return values
 
 
 def read(payload: bytes) -> Frame:
