@@ -17,4 +17,6 @@ RUN pip install --no-cache-dir --constraint /wheels/constraints.txt "$(ls /wheel
 USER driftline
 WORKDIR /home/driftline
 ENV PYTHONUNBUFFERED=1
+# Stream workers start at once on processors like that of the build; on others they compile it again.
+RUN if python -c 'import numba' 2> /dev/null; then python -m driftline.streams.warm; fi
 CMD ["driftline", "--help"]

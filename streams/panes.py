@@ -190,7 +190,7 @@ class OpenPanes:
         weight, total, mean, std, least, most, first, last = floats
         place, bucket, count = self.cells.buckets(rows)
         closed = ClosedCells(
-            *(pane, series.astype(np.int64, copy=False), samples, nan, inf),
+            *(pane, np.ascontiguousarray(series, np.int64), samples, nan, inf),
             *(weight, total, mean, std, least, min_rank, most, max_rank, first, last),
             bits=self.cells.present(rows),
         )

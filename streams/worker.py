@@ -39,7 +39,20 @@ def run_streams(settings: Settings) -> int:
     """Runs the window pipeline on the partitions of ``telemetry`` that the group gives it, until stopped."""
     from driftline.streams.pipeline import Pipeline
 
+    _log_to_stderr("streams")
+    _get_ready()
     return run_core(Pipeline(), settings, role="streams", config_body=config.encode(settings.pipeline))
+
+
+def _get_ready() -> None:
+    """Compiles the window engine, or loads what an earlier start has compiled, before anyone waits for it."""
+    from driftline.streams import warm
+
+    clock = SystemClock()
+    log.info("getting the window engine ready (the first start on a machine takes up to a minute)")
+    begin_us = clock.steady_us()
+    warm.up()
+    log.info("the window engine is ready after %.1f s", (clock.steady_us() - begin_us) / 1e6)
 
 
 def run_scheduler(settings: Settings) -> int:
