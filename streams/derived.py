@@ -11,6 +11,7 @@ State per axis and attempt: three numbers per series of a rate or average, nothi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -57,8 +58,8 @@ class Derivations:
         self._per: list[_Route] = [_Route() for _ in self.declared]
         self._ranks: list[_Route] = [_Route() for _ in self.declared]
         self._routed = 0
-        self._made: set[int] = set()
-        """Series of what is derived; samples that were logged under such a name before do not count."""
+        self._made: Bool = np.empty(0, np.bool_)
+        """Which series are derived; samples that were logged under such a name before do not count."""
 
     def __bool__(self) -> bool:
         return bool(self.declared)
@@ -94,10 +95,10 @@ class Derivations:
 
     def _route(self, table: Series) -> None:
         """For each series that is new: the series that are derived of it."""
+        made_here = [metric in self.names for metric in table.metrics[self._routed :]]
+        self._made = np.concatenate([self._made, np.array(made_here, np.bool_)])
         for number in range(self._routed, len(table)):
             group, metric = table.groups[number], table.metrics[number]
-            if metric in self.names:
-                self._made.add(number)
             for at, one in enumerate(self.declared):
                 if metric not in derivations.sources(one):
                     continue
@@ -146,14 +147,13 @@ class Derivations:
 
     def of(self, cells: ClosedCells) -> ClosedCells:
         """Those that are derived."""
-        return cells.take(np.isin(cells.series, np.array(sorted(self._made), np.int64)))
+        return cells.take(self._made[cells.series]) if self else cells.take(slice(0, 0))
 
     def _without_logged(self, cells: ClosedCells, buckets: Buckets) -> tuple[ClosedCells, Buckets]:
-        made = np.array(sorted(self._made), np.int64)
-        odd = np.isin(cells.series, made)
+        odd = self._made[cells.series]
         if not odd.any():
             return cells, buckets
-        return cells.take(~odd), buckets.take(~np.isin(buckets.series, made))
+        return cells.take(~odd), buckets.take(~self._made[buckets.series])
 
     def _values(
         self, at: int, one: Derived, cells: ClosedCells, memories: dict[str, Memory], closed: Closed
@@ -164,15 +164,18 @@ class Derivations:
             return formulas.ratio(of, per, to, per_to, one.times / one.over), 0
         if one.kind == "spread":
             ranks, _ = self._ranks[at].of(cells)
-            numbers = np.array([-1 if rank is None else rank for rank in closed.table.ranks], np.int64)
-            return formulas.spread(ranks, numbers[ranks.series], of, to), 0
+            numbers = np.array([closed.table.ranks[series] for series in ranks.series.tolist()], np.int64)
+            return formulas.spread(ranks, numbers, of, to), 0
         memory = memories.setdefault(one.name, Memory())
         memory.reserve(len(closed.table))
         if one.kind == "ema":
             life = one.half_life_us or one.half_life_steps
             return formulas.ema(of, to, life / closed.axis.pane, memory), 0
-        factor = one.times / one.over / (closed.axis.pane / 1_000_000) / _devices(one, closed)
-        alive = _alive(closed.table, closed.presence)
+        factor = np.empty(len(closed.table))
+        distinct = np.unique(to)
+        in_a_second = one.times / one.over / (closed.axis.pane / 1_000_000)
+        factor[distinct] = in_a_second / _devices(one, closed, distinct)
+        alive = functools.partial(_alive, closed.table, closed.presence)
         return formulas.rate(of, to, factor, memory, Span(closed.begin, closed.boundary, alive))
 
 
@@ -203,24 +206,24 @@ class _Route:
 _KINDS = {"rank": RANK, "host": HOST, "role": ROLE}
 
 
-def _devices(one: Derived, closed: Closed) -> np.ndarray:
+def _devices(one: Derived, closed: Closed, series: I64) -> np.ndarray:
     """How many devices a series speaks of: as declared, as announced, else the processes that take part."""
     if one.devices is not None:
-        return np.full(len(closed.table), float(one.devices))
-    some = popcount(np.ascontiguousarray(closed.table.bits[: len(closed.table)]))
+        return np.full(len(series), float(one.devices))
+    some = popcount(np.ascontiguousarray(closed.table.bits[series]))
     if closed.world_size is not None:
-        some = np.where(closed.table.whole(), closed.world_size, some)
+        some = np.where(closed.table.whole()[series], closed.world_size, some)
     return np.asarray(np.maximum(some, 1), np.float64)
 
 
-def _alive(table: Series, presence: Presence) -> Bool:
-    """Series of which a process is live on the axis."""
+def _alive(table: Series, presence: Presence, series: I64) -> Bool:
+    """Of which of the series a process is live on the axis."""
     words = table.bits.shape[1]
     holds = np.zeros(words * 64, np.bool_)
     live = presence.newest[: words * 64] >= FREE
     holds[: len(live)] = live
     mask: U64 = np.packbits(holds, bitorder="little").view("<u8").astype(np.uint64, copy=False)
-    return np.asarray((table.bits[: len(table)] & mask).any(axis=1))
+    return np.asarray((table.bits[series] & mask).any(axis=1))
 
 
 def _as_cells(made: Made) -> ClosedCells:

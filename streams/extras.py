@@ -284,20 +284,23 @@ def _updated(made: Any, values: Floats, weights: Floats) -> Any:
 
 def _merged(kinds: list[_Kind], into: list[Any] | None, parts: list[list[Any]], broken: Broken) -> list[Any]:
     """Objects of all parts in order, merged into ``into`` or into fresh ones; None where one is broken."""
-    merged = []
+    merged: list[Any] = []
     for place, kind in enumerate(kinds):
         made = _safely(kind, broken, kind.make) if into is None else into[place]
-        for objects in parts:
-            if made is None or objects[place] is None:
-                made = None
-                break
-            made = _safely(kind, broken, _with, made, objects[place])
-        merged.append(made)
+        others = [objects[place] for objects in parts]
+        if made is None or any(other is None for other in others):
+            merged.append(None)
+        else:
+            merged.append(_safely(kind, broken, _with, made, others))
     return merged
 
 
-def _with(made: Any, other: Any) -> Any:
-    made.merge(other)
+def _with(made: Any, others: list[Any]) -> Any:
+    if hasattr(made, "merge_all"):  # those of ours that can take many at once
+        made.merge_all(others)
+    else:
+        for other in others:
+            made.merge(other)
     return made
 
 

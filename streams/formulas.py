@@ -7,6 +7,7 @@ pure; :class:`Memory` is what rates and averages keep from one closing to the ne
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ class Span(NamedTuple):
 
     begin: int
     boundary: int
-    alive: Bool
+    alive: Callable[[I64], Bool]
     """By number of the series."""
 
 
@@ -132,7 +133,8 @@ def _gaps(pane: I64, series: I64, memory: Memory, span: Span) -> tuple[I64, I64,
     begin = np.where(memory.at[series] == _NEVER, pane, np.maximum(memory.at[series], span.begin))
     starts = np.where(first, begin, before)
     memory.at[series] = pane + 1  # sorted by series, then pane: the last one stays
-    known = np.flatnonzero((memory.at != _NEVER) & span.alive)
+    known = np.flatnonzero(memory.at != _NEVER)
+    known = known[span.alive(known)]
     starts = np.concatenate([starts, np.maximum(memory.at[known], span.begin)])
     ends = np.concatenate([pane, np.full(len(known), span.boundary, np.int64)])
     owners = np.concatenate([series, known])

@@ -69,9 +69,14 @@ class _Buckets:
 
     def add(self, codes: I64, sums: Floats) -> None:
         """Rows of ``sums`` are added to those of their bucket, in order."""
-        self.codes, at = np.unique(np.concatenate([self.codes, codes]), return_inverse=True)
+        self.add_all([(codes, sums)])
+
+    def add_all(self, parts: list[tuple[I64, Floats]]) -> None:
+        """The same for many at once."""
+        codes = np.concatenate([self.codes, *(codes for codes, _ in parts)])
+        self.codes, at = np.unique(codes, return_inverse=True)
         added = np.zeros((len(self.codes), 2))
-        np.add.at(added, at, np.concatenate([self.sums, sums]))
+        np.add.at(added, at, np.concatenate([self.sums, *(sums for _, sums in parts)]))
         self.sums = added
 
 
@@ -90,7 +95,11 @@ class TrimmedMean:
         self._buckets.add(histogram.bucket(values), np.stack([np.ones(len(values)), values], axis=1))
 
     def merge(self, other: TrimmedMean) -> None:
-        self._buckets.add(other._buckets.codes, other._buckets.sums)
+        self.merge_all([other])
+
+    def merge_all(self, others: list[TrimmedMean]) -> None:
+        """Many at once: a window may have hundreds of panes."""
+        self._buckets.add_all([(other._buckets.codes, other._buckets.sums) for other in others])
 
     def value(self) -> float | None:
         counts, sums = self._buckets.sums[:, 0], self._buckets.sums[:, 1]
@@ -131,8 +140,13 @@ class WeightedQuantiles:
             self._most = max(self._most, float(values.max()))
 
     def merge(self, other: WeightedQuantiles) -> None:
-        self._buckets.add(other._buckets.codes, other._buckets.sums)
-        self._least, self._most = min(self._least, other._least), max(self._most, other._most)
+        self.merge_all([other])
+
+    def merge_all(self, others: list[WeightedQuantiles]) -> None:
+        """Many at once: a window may have hundreds of panes."""
+        self._buckets.add_all([(other._buckets.codes, other._buckets.sums) for other in others])
+        self._least = min([self._least, *(other._least for other in others)])
+        self._most = max([self._most, *(other._most for other in others)])
 
     def values(self) -> list[float | None]:
         if not len(self._buckets.codes):

@@ -284,3 +284,19 @@ def test_a_fault_is_told_once_also_over_a_snapshot(log: Any) -> None:
     feed(log, range(4, 10), {6: 13.0})
     assert log.state.counters["aggregate_errors"] == 2
     assert len(log.facts("note")) == 1
+
+
+def test_an_entry_point_is_found_by_its_name(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a package installs it under ``driftline.aggregates``."""
+    from importlib.metadata import EntryPoint, EntryPoints
+
+    from driftline.streams import extensions
+
+    point = EntryPoint("user_total", "aggregates_of_a_user:Total", extensions.GROUP)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: EntryPoints([point]))
+    spec = msgspec.structs.replace(total(), target="user_total")
+    log.configure(msgspec.structs.replace(ALONE, aggregates=[spec]))
+    feed(log, range(2))
+    log.event(events.ProcessEnded)
+    extensions._load.cache_clear()
+    assert extra(log) == {2: {"total": 2.0}}

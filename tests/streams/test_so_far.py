@@ -11,7 +11,7 @@ import pytest
 
 from driftline import events
 from driftline.config import Derived, PipelineConfig, WindowSpec
-from driftline.streams import so_far
+from driftline.streams import attempts, so_far
 from driftline.streams.pipeline import Pipeline
 
 SECOND = 1_000_000
@@ -139,3 +139,26 @@ def test_each_attempt_begins_anew(log: Any) -> None:
     feed(log, range(2, 6))
     log.event(events.ProcessEnded)
     assert [window[:3] for window in spans(log, attempt=1)] == [(0, 4, 2), (0, 8, 4)]
+
+
+def test_an_axis_has_one_window_of_the_whole_run(log: Any) -> None:
+    """Two would share their rows at common multiples; the configuration before stays."""
+    log.configure(msgspec.structs.replace(ALONE, windows=[RUN_STEP, WindowSpec("step", 0, 6)]))
+    assert "keep one" in log.of("dead-letter")[0].reason
+
+
+def test_it_survives_that_processes_are_numbered_anew(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that expired leave room: their samples stay in the window, they count as present no longer."""
+    monkeypatch.setattr(attempts, "COMPACT_FROM", 3)
+    settings = msgspec.structs.replace(ALONE, idle_us=2 * SECOND, expire_us=60 * SECOND)
+    log.configure(settings)
+    for number in range(8):
+        log.frame([("loss", number, 0, 1.0, 1.0)], process=f"short{number}", rank=number, at_us=0)
+    for second in range(300):
+        sample = ("loss", 10 + second, second * SECOND, 2.0, 1.0)
+        log.frame([sample], process="long", rank=9, at_us=second * SECOND)
+        log.tick(second * SECOND)
+    assert len(log.state.runs["r"].attempt.processes) < 9
+    newest = log.rows(span="run")[-1]
+    assert newest["count"] > 200
+    assert (newest["min"], newest["present"], newest["expected"]) == (1.0, 1, 1)

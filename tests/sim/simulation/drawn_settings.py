@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from driftline import events
-from driftline.config import PipelineConfig, SchedulerConfig, Triggers, WindowSpec
+from driftline.config import AggregateSpec, Derived, PipelineConfig, SchedulerConfig, Triggers, WindowSpec
 from driftline.connection import KafkaSettings
 from driftline.settings import SdkSettings, Settings, StorageSettings, StreamsSettings
 
@@ -16,7 +18,7 @@ def settings_of(seed: int) -> Settings:
     """Some of them are drawn by the seed."""
     chance = Chance(seed, "settings")
     suites = [events.SuiteRef(name=name, target="sim:suite") for name in ("small", "large")]
-    return Settings(
+    settings = Settings(
         kafka=KafkaSettings(bootstrap="sim", partitions=PARTITIONS),
         sdk=SdkSettings(
             flush_us=chance.choice((200_000, 500_000)),
@@ -50,4 +52,23 @@ def settings_of(seed: int) -> Settings:
         scheduler=SchedulerConfig(
             lease_us=6_000_000, present_us=4_000_000, starve_us=20_000_000, hole_us=6_000_000, retries=2
         ),
+    )
+    return msgspec.structs.replace(settings, pipeline=_richer(settings.pipeline, chance))
+
+
+def _richer(pipeline: PipelineConfig, chance: Chance) -> PipelineConfig:
+    """Half of the seeds have derived metrics, the window of the whole run and aggregates too."""
+    if not chance.hit(0.5):
+        return pipeline
+    return msgspec.structs.replace(
+        pipeline,
+        windows=[*pipeline.windows, WindowSpec("step", 0, 30)],
+        derived=[
+            Derived(name="loss_rate", kind="rate", of="loss"),
+            Derived(name="smooth", kind="ema", of="loss", half_life_steps=10),
+            Derived(name="apart", kind="spread", of="loss"),
+            Derived(name="ratio", kind="ratio", of="loss", per="smooth"),
+        ],
+        weighted_quantiles={"loss": [0.5]},
+        aggregates=[AggregateSpec(name="geo", target="geometric_mean", metrics=["loss", "apart"])],
     )
