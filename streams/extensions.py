@@ -3,6 +3,10 @@
 A target is a short name of :data:`~driftline.streams.named_aggregates.BUILT_IN`, an entry point of the group
 ``driftline.aggregates``, or ``module:attribute``. What cannot be used is a SettingsError in words: a worker
 that lacks the class refuses the configuration instead of giving other windows than its peers.
+
+Whoever may write to the log may write a configuration into it. So a ``module:attribute`` is imported, and
+called, only where the settings of this very process say the same (:func:`trust`): by the log alone anyone
+could have ``os:system`` called.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import math
 from importlib.metadata import entry_points
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from driftline.aggregate import Aggregate, check_plain
@@ -24,9 +29,28 @@ GROUP = "driftline.aggregates"
 MAX_AGGREGATES = 64
 
 
+_trusted: set[bytes] = set()
+"""Targets with their settings, as :func:`_same` writes them."""
+
+
+def trust(config: PipelineConfig) -> None:
+    """Lets this process import the classes that ``config`` names: for what its own settings say."""
+    _trusted.update(_same(spec) for spec in config.aggregates)
+
+
+def _same(spec: AggregateSpec) -> bytes:
+    return msgspec.json.encode([spec.target, spec.settings], order="deterministic")
+
+
 def find(spec: AggregateSpec) -> Any:
     """The class. Raises SettingsError."""
     key = f"aggregates.{spec.name}"
+    if ":" in spec.target and _same(spec) not in _trusted:
+        remedy = (
+            "is in the log's configuration and not in this process's own: a class is imported only where "
+            "both name it, with the same settings; write it into this worker's settings file, if you know it"
+        )
+        raise SettingsError(f"{key}.target", spec.target, remedy)
     try:
         made: Any = _load(BUILT_IN.get(spec.target, spec.target))
     except Exception as error:

@@ -20,7 +20,7 @@ from driftline.aggregate import Floats
 from driftline.config import PipelineConfig
 from driftline.streams import extensions
 from driftline.streams.aggregates import I64, Batch, Bool, Placed
-from driftline.streams.kernels.fold import BIG
+from driftline.streams.kernels.fold import WEIGHT_MAX
 from driftline.streams.named_aggregates import WeightedQuantiles
 from driftline.streams.panes import ClosedCells
 from driftline.streams.participants import Series
@@ -142,7 +142,7 @@ class Held:
         if not chosen.any():
             return
         weight = batch.weight[chosen]
-        counted = (weight > 0) & (weight < BIG)
+        counted = (weight > 0) & (weight < WEIGHT_MAX)
         weight = np.where(counted, weight, 0.0)
         self._hold(placed.pane[chosen], series[chosen], batch.value[chosen], weight, ask)
 

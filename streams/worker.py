@@ -37,10 +37,12 @@ REMIND_S = 60.0
 
 def run_streams(settings: Settings) -> int:
     """Runs the window pipeline on the partitions of ``telemetry`` that the group gives it, until stopped."""
+    from driftline.streams import extensions
     from driftline.streams.pipeline import Pipeline
 
     _log_to_stderr("streams")
     _get_ready()
+    extensions.trust(settings.pipeline)
     return run_core(Pipeline(), settings, role="streams", config_body=config.encode(settings.pipeline))
 
 
