@@ -130,10 +130,12 @@ class Pipeline:
         """Admits a frame; it waits for others of its attempt unless it brings in something new."""
         state.count("frames")
         size = len(frame.metric)
-        newest_us = int(np.maximum.reduce(frame.time_us)) if size else None
+        newest_us = None
+        if size and state.forgotten_us is not None:  # only then does it matter
+            newest_us = int(np.maximum.reduce(frame.time_us))
         if self._known_before(state, frame.run, frame.process, frame.seq, newest_us):
             if newest_us is not None and not memory.repeated(state, frame.run, frame.process, frame.seq):
-                memory.note_late(state, frame.run, 0, (size, int(frame.time_us.min()), newest_us))
+                memory.note_late(state, frame.run, 0, _times(frame))
             return
         record_us = processes.record_time(state, record.time_ms * 1000)
         run = processes.run_of(state, outbox, record.offset, frame.run, record_us, self._make)
@@ -146,20 +148,19 @@ class Pipeline:
             if process is None:
                 state.count("records_of_refused_processes")
                 return
-        moment = Moment(state, outbox, record.offset, run, run.now_us)
         if process.seq + 1 == frame.seq and not (process.idle or process.ended or process.parked):
             process.seq = frame.seq
             process.last_seen_us = run.last_us = run.now_us
         else:
             waiting.apply()
+            moment = Moment(state, outbox, record.offset, run, run.now_us)
             if not processes.counts(moment, process, frame.seq):
                 return
-        if newest_us is None:
+        if not size:
             return
         state.count("samples", size)
         if process.parked:  # its attempt is gone
-            times = size, int(frame.time_us.min()), newest_us
-            memory.note_late(state, run.name, process.attempt, times)
+            memory.note_late(state, run.name, process.attempt, _times(frame))
             return
         attempt = run.attempts[process.attempt]
         key = (frame.rank, *frame.names)
@@ -269,6 +270,11 @@ class Pipeline:
                 state.runs_refused_told = False
         memory.tell_late(state, outbox, offset, state.last_tick_us)
         memory.forget(state, state.last_tick_us)
+
+
+def _times(frame: frames.Frame) -> tuple[int, int, int]:
+    """How many samples, their first and last time."""
+    return len(frame.metric), int(frame.time_us.min()), int(frame.time_us.max())
 
 
 class _Make:

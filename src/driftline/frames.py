@@ -116,10 +116,8 @@ def _known(payload: bytes, parts: Parts) -> Frame | None:
     metric = np.frombuffer(payload, _INT16, count, start + metric_at.data)
     if np.maximum.reduce(metric.view(np.uint16)) >= len(parts.names):  # negative ones are large, seen so
         return None
-    steps = np.frombuffer(payload, _INT64, count, start + step_at.data)
-    step = _filled(payload, start, step_at, steps, NO_STEP)
-    weights = np.frombuffer(payload, _FLOAT64, count, start + weight_at.data)
-    weight = _filled(payload, start, weight_at, weights, 1.0)
+    step = _filled(payload, start, step_at, count, NO_STEP)
+    weight = _filled(payload, start, weight_at, count, 1.0)
     if step is None or weight is None:
         return None
     try:
@@ -137,17 +135,19 @@ def _known(payload: bytes, parts: Parts) -> Frame | None:
 
 
 def _filled(
-    payload: bytes, start: int, column: Column, data: npt.NDArray[Any], default: float
+    payload: bytes, start: int, column: Column, count: int, default: float
 ) -> npt.NDArray[Any] | None:
     """Values with ``default`` where there is none; None where the bits are not what the metadata counts."""
+    if column.nulls == count:
+        return _all(count, default) if no_bits(payload, start + column.bits, count) else None
+    kind: np.dtype[Any] = _INT64 if isinstance(default, int) else _FLOAT64
+    data = np.frombuffer(payload, kind, count, start + column.data)
     if not column.nulls:
         return data
-    if column.nulls == len(data):
-        return _all(len(data), default) if no_bits(payload, start + column.bits, len(data)) else None
-    there = bits_set(payload, start + column.bits, len(data))
-    if len(data) - np.count_nonzero(there) != column.nulls:
+    there = bits_set(payload, start + column.bits, count)
+    if count - np.count_nonzero(there) != column.nulls:
         return None
-    return np.where(there, data, data.dtype.type(default))
+    return np.where(there, data, kind.type(default))
 
 
 @functools.lru_cache(256)
