@@ -130,10 +130,13 @@ def test_a_declaration_survives_an_outage_and_the_end_of_the_process(
 
 
 def test_after_finish_and_when_disabled_it_does_nothing(sdk: Callable[..., Any]) -> None:
-    under_test = sdk()
-    under_test.run.finish()
-    under_test.run.define("x", goal="max")
-    assert said(under_test) == []
+    finished, disabled = sdk(), sdk(enabled=False)
+    finished.run.finish()
+    for under_test in (finished, disabled):
+        under_test.run.define("x", goal="max")
+        under_test.run.define("x", goal="up")
+        under_test.run.finish()
+        assert said(under_test) == []
 
 
 def _declare(run: Any) -> None:
