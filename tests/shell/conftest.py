@@ -41,6 +41,11 @@ def toy() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def training() -> ModuleType:
+    return load("shell_training", HERE / "training.py")
+
+
+@pytest.fixture(scope="session")
 def memory() -> ModuleType:
     return load("shell_memory", HERE / "memory.py")
 

@@ -6,83 +6,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from kafka import KafkaProducer
 
-from driftline import events, frames, window_rows
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
-from driftline.records import OutputId
-from driftline.streams.core import beginning
-from driftline.streams.pipeline import Pipeline
 from driftline.topics import partition_of
 
 pytestmark = pytest.mark.kafka
 PARTITIONS = 2
 RUNS = ("run-a", "run-b", "run-4")
 assert {0, 1} == {partition_of(run, PARTITIONS) for run in RUNS}
-METRICS = ["loss", "grad_norm", "tokens", "step_time"]
-STEPS_PER_FRAME = 10
-
-
-def training(run: str, steps: range) -> list[bytes]:
-    """Frames of two ranks of a run: noisy, with a NaN now and then."""
-    payloads = []
-    for first in steps[::STEPS_PER_FRAME]:
-        for rank in range(2):
-            rng = np.random.default_rng([hash_of(run), first, rank])
-            count = STEPS_PER_FRAME * len(METRICS)
-            value = rng.normal(2.0, 0.3, count)
-            value[rng.random(count) < 0.01] = np.nan
-            now_us = time.time_ns() // 1000
-            frame = frames.Frame(
-                run=run,
-                process=f"{run}-{rank}",
-                rank=rank,
-                seq=1 + first // STEPS_PER_FRAME,
-                names=METRICS,
-                metric=np.tile(np.arange(len(METRICS), dtype=np.int16), STEPS_PER_FRAME),
-                step=np.repeat(np.arange(first, first + STEPS_PER_FRAME, dtype=np.int64), len(METRICS)),
-                time_us=np.full(count, now_us, np.int64),
-                value=value,
-                weight=np.ones(count),
-            )
-            payloads.append(frames.encode(frame))
-    return payloads
-
-
-def hash_of(run: str) -> int:
-    return sum(run.encode())
-
-
-def started(run: str) -> list[bytes]:
-    return [
-        events.encode(
-            events.ProcessStarted(
-                run=run,
-                process=f"{run}-{rank}",
-                seq=0,
-                time_us=time.time_ns() // 1000,
-                rank=rank,
-                world_size=2,
-            )
-        )
-        for rank in range(2)
-    ]
-
-
-def id_of(topic: str, value: bytes) -> OutputId:
-    if topic == "windows":
-        return window_rows.decode(value)[0]
-    event = events.decode(value)
-    return OutputId.parse(event.id)  # type: ignore[union-attr]
 
 
 def test_the_pipeline_killed_in_mid_stream(
     kafka: Any,
+    training: ModuleType,
     tmp_path: Path,
     start_worker: Callable[..., Any],
     read_all: Callable[..., list[Any]],
@@ -126,19 +68,21 @@ def test_the_pipeline_killed_in_mid_stream(
         worker.pause()
         for partition in range(PARTITIONS):
             sent = read_all(settings, "windows", partition)
-            if sent and id_of("windows", sent[-1].value).offset >= snapshot(partition) >= 0:
+            if sent and training.id_of("windows", sent[-1].value).offset >= snapshot(partition) >= 0:
                 return True
         worker.resume()
         return False
 
-    write({run: started(run) for run in RUNS})  # before the first worker, and so before any configuration
+    write(
+        {run: training.starts_of(run) for run in RUNS}
+    )  # before the first worker, and so before any configuration
     worker = start()
     steps = 0
 
     def train(more: int) -> int:
         nonlocal steps
         steps += more
-        return write({run: training(run, range(steps - more, steps)) for run in RUNS})
+        return write({run: training.frames_of(run, range(steps - more, steps)) for run in RUNS})
 
     def caught_beyond_a_snapshot(worker: Any) -> bool:
         train(50)
@@ -159,25 +103,12 @@ def test_the_pipeline_killed_in_mid_stream(
 
     repeats = windows = 0
     for partition in range(PARTITIONS):
-        core = Pipeline()
         end = snapshot(partition)
         log = [r for r in as_records(read_all(settings, "telemetry", partition)) if r.offset < end]
-        state = beginning(core, uuid, partition, log)
-        wanted: dict[str, list[bytes]] = {"windows": [], "facts": [], "alerts": []}
-        for output in core.step(state, log):
-            wanted[output.topic].append(output.value)
-        for topic, values in wanted.items():
-            kept, mark = [], (-1, -1)
-            for record in read_all(settings, topic, partition):
-                this = id_of(topic, record.value)
-                if (this.offset, this.ordinal) > mark:
-                    kept.append(record.value)
-                    mark = (this.offset, this.ordinal)
-                else:
-                    repeats += 1
-                    assert record.value in values, f"{topic} {this} was sent with another content"
-            assert kept == values, f"{topic} of partition {partition} differ from the oracle"
-            windows += len(values) if topic == "windows" else 0
+        found = training.compare(
+            uuid, partition, log, lambda topic, partition=partition: read_all(settings, topic, partition)
+        )
+        repeats, windows = repeats + found.repeats, windows + found.windows
     print(f"windows: {windows} outputs, {repeats} repeats")
     assert windows > 0
     assert repeats > 0, "nothing was sent twice: the kills missed"
