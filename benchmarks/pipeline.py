@@ -3,16 +3,18 @@
     .venv/bin/python benchmarks/pipeline.py [--quick] [--seconds N]
 
 One run of 64 ranks, all on this machine: producer processes encode frames of 200 samples (20 metrics of 10
-steps) and send them as fast as the broker takes them, at most ``--ahead`` frames before the worker; one
-stream worker (windows on both axes, all default detectors, snapshots) and one sink work beside them, as
-processes, with default settings (but a snapshot each second, since it tells the progress). The clock runs
-from the first frame until the worker has applied and the sink has committed every frame. The broker is
-``DRIFTLINE_TEST_BOOTSTRAP``, else Apache Kafka in a JVM.
+steps), in a second measurement of 2,000 (100 steps), and send them as fast as the broker takes them, at most
+``--ahead`` frames before the worker (a tenth of that where frames are large). One stream worker (windows on
+both axes, all default detectors, snapshots) and one sink work beside them, as processes, with default
+settings (but a snapshot each second, since it tells the progress). The clock runs from the first frame until
+the worker has applied and the sink has committed every frame. The broker is ``DRIFTLINE_TEST_BOOTSTRAP``,
+else Apache Kafka in a JVM.
 
 The last line is one flat JSON object: ``samples_per_s`` (samples stored over that time), ``samples_in``
 (accepted by the broker), ``samples_stored`` (rows committed), ``window_rows``, ``seconds``; where the time
 goes: ``cpu_<process>_s`` of broker, producers, worker and sink, and ``cores``; ``worker_queued_s``: how long
-the worker was ready to run and had no core; ``worker_s``, ``sink_s``: when each of the two was done.
+the worker was ready to run and had no core; ``worker_s``, ``sink_s``: when each of the two was done. With
+frames of 2,000 the same names end in ``_2000``.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from support import load
 RANKS = 64
 PRODUCERS = 2
 METRICS = 20
-STEPS = 10
-SAMPLES = METRICS * STEPS
+STEPS = (10, 100)
+"""Per frame."""
 RUN = "01benchmark"
 HERE = Path(__file__).resolve().parent
 DRAIN_S = 25.0
@@ -46,7 +48,7 @@ FEW = 10
 """So many records at the end may wait for a later snapshot, from which the worker's progress is read."""
 
 
-def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: str) -> None:
+def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: str, per: int) -> None:
     """Sends frames of half of the ranks until the time is over; prints how many were accepted."""
     from kafka import KafkaProducer
 
@@ -77,8 +79,9 @@ def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: 
         )
         send(events.encode(start))
     names = [f"metric/{at:02d}" for at in range(METRICS)]
-    metric = np.tile(np.arange(METRICS, dtype=np.int16), STEPS)
-    values = np.random.default_rng(first).normal(1.0, 0.1, (97, SAMPLES))
+    size = METRICS * per
+    metric = np.tile(np.arange(METRICS, dtype=np.int16), per)
+    values = np.random.default_rng(first).normal(1.0, 0.1, (97, size))
     print("ready", flush=True)
     sys.stdin.readline()
     end = time.monotonic() + seconds
@@ -88,23 +91,23 @@ def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: 
             time.sleep(0.01)
             if time.monotonic() > end:
                 break
-        steps = np.repeat(np.arange(step, step + STEPS, dtype=np.int64), METRICS)
+        steps = np.repeat(np.arange(step, step + per, dtype=np.int64), METRICS)
         for rank in ranks:
             frame = frames.Frame(
                 run=RUN,
                 process=f"p{rank}",
                 rank=rank,
-                seq=1 + step // STEPS,
+                seq=1 + step // per,
                 names=names,
                 metric=metric,
                 step=steps,
-                time_us=np.full(SAMPLES, _now_us(), np.int64),
+                time_us=np.full(size, _now_us(), np.int64),
                 value=values[sent % 97],
-                weight=np.ones(SAMPLES),
+                weight=np.ones(size),
             )
             send(frames.encode(frame))
             sent += 1
-        step += STEPS
+        step += per
     producer.flush()
     producer.close()
     if failed:
@@ -112,11 +115,15 @@ def produce(bootstrap: str, prefix: str, first: int, seconds: float, allowance: 
     print(sent)
 
 
-def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead: int) -> dict[str, Any]:
+def measure(
+    bootstrap: str, broker: psutil.Process | None, seconds: float, ahead: int, per: int
+) -> dict[str, Any]:
+    """All parts for so long, with frames of ``per`` steps; ``ahead`` frames may wait for the worker."""
     from driftline.admin import ensure_topics
     from driftline.connection import KafkaSettings
 
-    prefix = f"bench{os.getpid()}."
+    samples = METRICS * per
+    prefix = f"bench{os.getpid()}-{per}."
     settings = KafkaSettings(bootstrap=bootstrap, prefix=prefix)
     ensure_topics(settings)
     with tempfile.TemporaryDirectory(prefix="driftline-bench-") as folder, contextlib.ExitStack() as stack:
@@ -141,7 +148,16 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
         allowance.write_text(str(ahead // PRODUCERS))
         producers = [
             subprocess.Popen(
-                [sys.executable, __file__, "--produce", str(at), "--seconds", str(seconds)],
+                [
+                    sys.executable,
+                    __file__,
+                    "--produce",
+                    str(at),
+                    "--seconds",
+                    str(seconds),
+                    "--steps",
+                    str(per),
+                ],
                 env=environ | {"BENCH_ALLOWANCE": str(allowance)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -169,7 +185,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
             _check(worker, sink)
             if not done["worker_s"] and progress.applied() >= frames_in + RANKS - FEW:
                 done["worker_s"] = time.monotonic() - begin
-            if not done["sink_s"] and progress.stored() >= frames_in * SAMPLES:
+            if not done["sink_s"] and progress.stored() >= frames_in * samples:
                 done["sink_s"] = time.monotonic() - begin
             time.sleep(0.1)
         elapsed = time.monotonic() - begin
@@ -181,7 +197,7 @@ def measure(bootstrap: str, broker: psutil.Process | None, seconds: float, ahead
         producing = sum(spent.pop(f"producer{at}", 0.0) for at in range(PRODUCERS))
         return {
             "samples_per_s": round(stored / elapsed),
-            "samples_in": frames_in * SAMPLES,
+            "samples_in": frames_in * samples,
             "samples_stored": stored,
             "window_rows": progress.window_rows(),
             "frames_applied": progress.applied(),
@@ -312,14 +328,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="under 50 s")
+    parser.add_argument("--quick", action="store_true", help="about a minute")
     parser.add_argument(
-        "--seconds", type=float, default=0.0, help="how long to produce (default 40, quick 10)"
+        "--seconds", type=float, default=0.0, help="how long to produce (default 40, quick 8)"
     )
     parser.add_argument("--ahead", type=int, default=20_000, help="frames that may wait for the worker")
     parser.add_argument("--produce", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=0, help="only frames of so many steps")
     asked = parser.parse_args()
-    seconds = asked.seconds or (10.0 if asked.quick else 40.0)
+    seconds = asked.seconds or (8.0 if asked.quick else 40.0)
     if asked.produce is not None:
         produce(
             os.environ["DRIFTLINE_BOOTSTRAP"],
@@ -327,10 +344,17 @@ def main() -> None:
             asked.produce,
             seconds,
             os.environ["BENCH_ALLOWANCE"],
+            asked.steps,
         )
         return
     with _kafka() as (bootstrap, broker):
-        print(json.dumps(measure(bootstrap, broker, seconds, asked.ahead)))
+        result: dict[str, Any] = {}
+        for per in (asked.steps,) if asked.steps else STEPS:
+            ending = "" if per == STEPS[0] else f"_{per * METRICS}"
+            found = measure(bootstrap, broker, seconds, asked.ahead * STEPS[0] // per, per)
+            result |= {f"{name}{ending}": value for name, value in found.items()}
+            print({name: value for name, value in result.items() if name.endswith(ending)}, flush=True)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

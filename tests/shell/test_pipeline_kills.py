@@ -73,9 +73,8 @@ def test_the_pipeline_killed_in_mid_stream(
         worker.resume()
         return False
 
-    write(
-        {run: training.starts_of(run) for run in RUNS}
-    )  # before the first worker, and so before any configuration
+    # before the first worker, and so before any configuration
+    write({run: training.starts_of(run) for run in RUNS})
     worker = start()
     steps = 0
 

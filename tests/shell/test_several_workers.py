@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
@@ -76,6 +76,14 @@ def test_one_two_and_four_workers_give_the_same_windows(
     settings: KafkaSettings = kafka.settings(partitions=PARTITIONS)
     uuid = ensure_topics(settings)[settings.topics["telemetry"]]
 
+    consumer = KafkaConsumer(**kafka_python(settings))
+
+    def ends_of(topic: str) -> list[int]:
+        """Where each partition ends."""
+        at = [TopicPartition(settings.topics[topic], partition) for partition in range(PARTITIONS)]
+        ends = consumer.end_offsets(at)
+        return [int(ends[one]) for one in at]
+
     def start(name: str) -> Any:
         return start_worker(
             settings,
@@ -86,16 +94,16 @@ def test_one_two_and_four_workers_give_the_same_windows(
             DRIFTLINE_STREAMS__STATE_DIR=str(tmp_path / name),
         )
 
+    def snapshots() -> list[int]:
+        return [snapshot_offset(settings, "streams", uuid, partition) for partition in range(PARTITIONS)]
+
     def shared(workers: list[Any], what: str) -> float:
         """Seconds until the partitions are spread evenly and each has come further than where it was."""
         begin = time.monotonic()
         until(lambda: all(held(w) == PARTITIONS // len(workers) for w in workers), what=what)
         moved = time.monotonic() - begin
-        before = [len(read_all(settings, "windows", partition)) for partition in range(PARTITIONS)]
-        until(
-            lambda: all(len(read_all(settings, "windows", p)) > before[p] for p in range(PARTITIONS)),
-            what=f"{what}: windows of every partition",
-        )
+        before = ends_of("windows")
+        until(lambda: all(map(int.__gt__, ends_of("windows"), before)), what=f"{what}: windows of all")
         return moved
 
     trainings = Trainings(settings, training)
@@ -106,25 +114,17 @@ def test_one_two_and_four_workers_give_the_same_windows(
     workers += [start("c"), start("d")]
     seconds[4] = shared(workers, "four share")
     assert [worker.stop() for worker in workers[:2]] == [0, 0]
-    seconds[-2] = shared(workers[2:], "two are left")
+    shared(workers[2:], "two are left")
     trainings.stop()
-    ends = [read_all(settings, "telemetry", partition)[-1].offset for partition in range(PARTITIONS)]
-    reached = [0] * PARTITIONS
-
-    def all_processed() -> bool:
-        reached[:] = [snapshot_offset(settings, "streams", uuid, p) for p in range(PARTITIONS)]
-        return all(offset > end for offset, end in zip(reached, ends, strict=True))
-
-    until(all_processed, what="all is processed")
+    ends = ends_of("telemetry")
+    until(lambda: all(map(int.__ge__, snapshots(), ends)), what="all is processed")
     assert [worker.stop() for worker in workers[2:]] == [0, 0]
+    consumer.close()
     windows = 0
-    for partition in range(PARTITIONS):
-        end = snapshot_offset(settings, "streams", uuid, partition)
+    for partition, end in enumerate(snapshots()):
         log = [r for r in as_records(read_all(settings, "telemetry", partition)) if r.offset < end]
         windows += training.compare(
             uuid, partition, log, lambda topic, partition=partition: read_all(settings, topic, partition)
         ).windows
-    print(
-        "seconds until shared, by workers:", {n: round(s, 1) for n, s in seconds.items()}, "windows:", windows
-    )
+    print("seconds until shared:", {n: round(s, 1) for n, s in seconds.items()}, "windows:", windows)
     assert windows > 20
