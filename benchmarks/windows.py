@@ -48,7 +48,9 @@ QUICK_SAMPLES = 400_000
 WARM = 200_000
 AGO_MS = 2_000
 """The stream ends so long before now."""
-QUIET_S = 4.0
+QUIET_S = 3.0
+"""Without a new record for so long the output is read, to see whether it is whole."""
+PATIENCE = 10
 START_S, SLOWEST_PER_S = 12.0, 120.0
 """A tool that closes windows by the wall clock gets so long until the first one would close."""
 LIMIT_S = 400.0
@@ -125,10 +127,13 @@ def ours(topics: Topics, stream: Stream, folder: Path) -> Measured:
     environ = role_environment(topics.bootstrap, prefix, settings_file(folder), folder / "data")
     worker = Worker([sys.executable, "-m", "driftline.streams.worker", "streams"], environ, folder / "log")
     try:
-        until_quiet(topics, worker, target, partition, wanted=None, quiet_s=QUIET_S, limit_s=LIMIT_S)
-        items = topics.read(target, partition)
+        for _ in range(PATIENCE):
+            until_quiet(topics, worker, target, partition, wanted=None, quiet_s=QUIET_S, limit_s=LIMIT_S)
+            items = topics.read(target, partition)
+            rows = window_stream.rows_of_driftline([item.value for item in items])
+            if not judged(stream, rows).missing:
+                break
         begin_ms = max(item.time_ms for item in items if item.key == warm.encode())
-        rows = window_stream.rows_of_driftline([item.value for item in items])
         return measured(worker, stream, begin_ms, items[-1].time_ms, rows)
     finally:
         worker.close()
