@@ -272,9 +272,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = ["ours", "pure", *PEERS]
-    parser.add_argument(
-        "--quick", action="store_true", help="about a minute where the peers' environments exist"
-    )
+    parser.add_argument("--quick", action="store_true", help="less of the stream, without Quix Streams")
     parser.add_argument("--samples", type=int, default=0, help="measured ones (default 1,000,000)")
     parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="NAME", help=", ".join(names))
     parser.add_argument("--repeat", type=int, default=1, help="rounds; the median of each tool counts")
