@@ -21,6 +21,9 @@ MAX_KEPT_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 400 * 1024
 """Aimed at for one output; Kafka takes 1 MiB, and rows with long names weigh more than others."""
 READER = "pipeline"
+_OF_ANY_LENGTH = ("run", "axis", "group", "metric", "quantiles", "span", "extra")
+_FIXED_BYTES = 8 * (len(window_rows.SCHEMA) - len(_OF_ANY_LENGTH))
+"""Of a row in all other columns, at most."""
 _QUANTILES = pa.map_(pa.utf8(), pa.float64())
 _NO_ENTRIES = pa.array([], pa.utf8()), pa.array([], pa.float64())
 
@@ -108,7 +111,8 @@ def put_windows(outbox: Outbox, offset: int, run: str, blocks: list[WindowBlock]
         for name in parts[0]
     }
     rows = len(columns["run"])
-    pieces = 1 + sum(column.nbytes for column in columns.values()) // MAX_OUTPUT_BYTES
+    size = rows * _FIXED_BYTES + sum(columns[name].nbytes for name in _OF_ANY_LENGTH)
+    pieces = 1 + size // MAX_OUTPUT_BYTES
     rows_each = max(1, -(-rows // pieces))
     for at in range(0, rows, rows_each):
         part = {name: column.slice(at, rows_each) for name, column in columns.items()}
