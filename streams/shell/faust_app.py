@@ -7,6 +7,7 @@ No tables, no changelogs, no leader topic, no web server, no topic creation, no 
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from faust.auth import SASLCredentials
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
+from faust.types.tuples import ConsumerMessage
 from yarl import URL
 
 from driftline.connection import KafkaSettings, ssl_context
@@ -30,7 +32,7 @@ KAFKA_SESSION_US = 6_000_000
 
 
 def make(
-    kafka: KafkaSettings, streams: StreamsSettings, *, app_id: str, embedded: bool, buffer_records: int
+    kafka: KafkaSettings, streams: StreamsSettings, *, app_id: str, embedded: bool, buffer_fetches: int
 ) -> Any:
     """A Faust app that consumes and nothing else; its files (hardly any) go to ``streams.state_dir``."""
     session_us = streams.session_timeout_us
@@ -55,7 +57,7 @@ def make(
         broker_max_poll_records=2_000,
         consumer_max_fetch_size=16 * 1024 * 1024,
         consumer_auto_offset_reset="earliest",
-        stream_buffer_maxsize=buffer_records,
+        stream_buffer_maxsize=buffer_fetches,
         stream_wait_empty=False,
         stream_processing_timeout=1e9,
         topic_allow_declare=False,
@@ -66,7 +68,7 @@ def make(
         datadir=data,
         loop=None,
     )
-    app.transport.Consumer = _PromptConsumer  # type: ignore[misc]
+    app.transport.Consumer = _BatchConsumer  # type: ignore[misc]
     return app
 
 
@@ -86,11 +88,52 @@ class _PromptThread(AIOKafkaConsumerThread):
         return consumer
 
 
-class _PromptConsumer(Consumer):
+class Fetched(ConsumerMessage):
+    """A Faust message that stands for all records of one partition that one fetch gave."""
+
+    records: Sequence[Any]
+    """aiokafka's, in order of offsets; the message's own fields are those of the last."""
+
+
+class _BatchConsumer(Consumer):
+    """Hands each fetch on as a whole.
+
+    Faust makes an event of every record, decodes it, queues it and wakes its stream for it: about 300 us a
+    record, more than the window engine needs for a frame of 200 samples (``benchmarks/windows.py``). The group,
+    its rebalances, flow control and the agent are Faust's as before.
+    """
+
     logger = logging.getLogger("faust.consumer")
 
     def _new_consumer_thread(self) -> Any:
         return _PromptThread(self, loop=self.loop, beacon=self.beacon)
+
+    async def getmany(self, timeout: float) -> AsyncIterator[tuple[Any, Fetched]]:
+        fetched, active = await self._wait_next_records(timeout)
+        generation = self.app.consumer_generation_id
+        for tp, records in (fetched or {}).items():
+            if self.should_stop or not self.flow_active or self.app.consumer_generation_id != generation:
+                return  # a rebalance: what is left is read again from where the group stands
+            if active is None or tp in active or tp in self._buffered_partitions:
+                yield tp, self._whole(tp, records)
+
+    def _whole(self, tp: Any, records: Sequence[Any]) -> Fetched:
+        last = records[-1]
+        message = Fetched(
+            last.topic,
+            last.partition,
+            last.offset,
+            last.timestamp / 1000.0,
+            last.timestamp_type,
+            headers=[],
+            key=None,
+            value=b"",
+            checksum=None,
+            tp=tp,
+            generation_id=self.app.consumer_generation_id,
+        )
+        message.records = records
+        return message
 
 
 async def commit(app: Any, topic: str, offsets: dict[int, int]) -> str | None:

@@ -69,7 +69,7 @@ class Shell(Generic[S]):
             settings.streams,
             app_id=app_id,
             embedded=embedded,
-            buffer_records=1_000,
+            buffer_fetches=4,
         )
         self._parts = Parts(
             core=core,
@@ -133,14 +133,13 @@ class Shell(Generic[S]):
         self._app.on_partitions_assigned.connect(self._on_assigned)
 
     async def _collect(self, stream: Any) -> None:
-        """The agent: hands each record to its partition, acknowledges nothing."""
+        """The agent: hands each fetch to its partition, acknowledges nothing."""
         assignments = self._assignments
         async for event in stream.noack().events():
-            message = event.message
-            # Faust's times are float seconds; the log's are integer milliseconds.
-            time_ms = round(message.timestamp * 1000)
-            if not assignments.deliver(Record(message.partition, message.offset, time_ms, message.value)):
-                await assignments.room()
+            for record in event.message.records:
+                kept = Record(record.partition, record.offset, record.timestamp, record.value)
+                if not assignments.deliver(kept):
+                    await assignments.room()
 
     async def _on_revoked(self, _app: Any, revoked: Iterable[Any], **_: Any) -> None:
         self._assignments.revoked({tp.partition for tp in revoked if tp.topic == self._topic})
