@@ -99,7 +99,7 @@ class _BatchConsumer(Consumer):
     """Hands each fetch on as a whole.
 
     Faust makes an event of every record, decodes it, queues it and wakes its stream for it: about 300 us a
-    record, more than the window engine needs for a frame of 200 samples (``benchmarks/windows.py``). The group,
+    record, more than the engine needs for a frame of 200 samples (``benchmarks/windows.py``). The group,
     its rebalances, flow control and the agent are Faust's as before.
     """
 
