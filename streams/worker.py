@@ -40,13 +40,12 @@ def run_streams(settings: Settings) -> int:
     from driftline.streams import extensions
     from driftline.streams.pipeline import Pipeline
 
-    _log_to_stderr("streams")
-    _get_ready()
     extensions.trust(settings.pipeline)
-    return run_core(Pipeline(), settings, role="streams", config_body=config.encode(settings.pipeline))
+    body = config.encode(settings.pipeline)
+    return run_core(Pipeline(), settings, role="streams", config_body=body, prepare=_compile)
 
 
-def _get_ready() -> None:
+def _compile() -> None:
     """Compiles the window engine, or loads what an earlier start has compiled, before anyone waits for it."""
     from driftline.streams import warm
 
@@ -64,11 +63,21 @@ def run_scheduler(settings: Settings) -> int:
     return run_core(Scheduler(), settings, role="scheduler", config_body=config.encode(settings.scheduler))
 
 
-def run_core(core: Core[Any], settings: Settings, *, role: str, config_body: bytes) -> int:
-    """Runs any core in this process until SIGTERM or Ctrl-C; returns the exit code."""
+def run_core(
+    core: Core[Any],
+    settings: Settings,
+    *,
+    role: str,
+    config_body: bytes,
+    prepare: Callable[[], None] | None = None,
+) -> int:
+    """Runs any core in this process until SIGTERM or Ctrl-C; returns the exit code.
+
+    ``prepare`` is called once the topics are there and fit, before the worker joins its group.
+    """
     _log_to_stderr(role)
     try:
-        asyncio.run(_run(core, settings, role, config_body))
+        asyncio.run(_run(core, settings, role, config_body, prepare or _prepared))
     except SettingsError as error:
         print(visible(f"driftline {role}: {error}"), file=sys.stderr)
         return 2
@@ -82,7 +91,9 @@ def run_core(core: Core[Any], settings: Settings, *, role: str, config_body: byt
     return 0
 
 
-async def _run(core: Core[Any], settings: Settings, role: str, config_body: bytes) -> None:
+async def _run(
+    core: Core[Any], settings: Settings, role: str, config_body: bytes, prepare: Callable[[], None]
+) -> None:
     """Starts the shell, and again whenever the broker (or what it says) went away."""
     from driftline.streams.shell.health import Health
     from driftline.streams.shell.shell import Shell
@@ -95,6 +106,8 @@ async def _run(core: Core[Any], settings: Settings, role: str, config_body: byte
             try:
                 uuids = await asyncio.to_thread(ensure_topics, settings.kafka)
                 embedded = await asyncio.to_thread(is_embedded, settings.kafka)
+                await asyncio.to_thread(prepare)
+                prepare = _prepared
                 shell = Shell(
                     core,
                     settings,
@@ -116,6 +129,10 @@ async def _run(core: Core[Any], settings: Settings, role: str, config_body: byte
                 waiting.tell(error)
                 await _pause(stop)
     log.info("stopped")
+
+
+def _prepared() -> None:
+    """Nothing is left to prepare."""
 
 
 async def _pause(stop: asyncio.Event) -> None:
