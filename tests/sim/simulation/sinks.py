@@ -20,7 +20,7 @@ from driftline.storage.store import Conflict
 from driftline.storage.tables import FEEDS, TableName
 from driftline.topics import TopicName
 
-from .broker import OutOfRange
+from .broker import OutOfRange, Stored
 from .clients import Port
 from .clockwork import Life
 
@@ -154,8 +154,19 @@ class SimSink:
         self._waiting_since = None
 
     def _read(self) -> int:
-        """As a poll of Kafka: of some partitions, some records; of all of them at the end."""
-        count, now_us, faults = 0, self._world.loop.now_us, self._world.faults
+        """As ``reading.Reader.poll``: what was fetched counts once its topics are known to be the same."""
+        polled = self._poll()
+        if polled:
+            self._check()
+        for spot, found in polled.items():
+            records = (Record(spot.partition, r.offset, r.timestamp, r.value) for r in found)
+            self.core.take(spot, records)
+            self._positions[spot] = found[-1].offset + 1
+        return sum(map(len, polled.values()))
+
+    def _poll(self) -> dict[Spot, list[Stored]]:
+        """By the topics' names, as a poll of Kafka: of some partitions, some records; of all at the end."""
+        polled, now_us, faults = {}, self._world.loop.now_us, self._world.faults
         chance = self._world.chance("polls")
         for spot, position in self._positions.items():
             if faults.hit("record delayed", self.life.name):
@@ -168,11 +179,15 @@ class SimSink:
             except OutOfRange as error:
                 raise Unavailable(f"{spot.topic}: {error}") from error
             if found:
-                records = (Record(spot.partition, r.offset, r.timestamp, r.value) for r in found)
-                self.core.take(spot, records)
-                self._positions[spot] = found[-1].offset + 1
-                count += len(found)
-        return count
+                polled[spot] = found
+        return polled
+
+    def _check(self) -> None:
+        """Raises Unavailable if a topic is no longer the one that it was. An offset alone does not tell: that
+        at which an idle partition is read from may be in the new topic as well."""
+        for spot in self._positions:
+            if self._world.broker.topics[self._topic(spot.topic)].uuid != spot.uuid:
+                raise Unavailable(f"topic {spot.topic} was deleted or made again")
 
     def _commit_on_time(self, read: int) -> None:
         now_us = self._world.loop.now_us
