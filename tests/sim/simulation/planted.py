@@ -16,7 +16,7 @@ from driftline.producers import buffer, memory_disk, recovery, spool, spool_form
 from driftline.records import OutputId
 from driftline.storage import core as sink_core
 from driftline.storage import memory_lake, rows, seen
-from driftline.streams import lifecycle, outputs, processes
+from driftline.streams import outputs, processes, ticks, watermark
 from driftline.streams import pipeline as pure
 from driftline.streams.scheduler import core as scheduler_core
 from driftline.streams.scheduler import leases
@@ -397,7 +397,7 @@ def _(patch: Any) -> None:
 
 @_bug("the silent hold the watermark", "a process that fell silent holds up all windows", everywhere=True)
 def _(patch: Any) -> None:
-    patch(lifecycle, "_rest", lambda moment, process, config: None)
+    patch(watermark.Watermark, "rest", lambda self, since_us: None)
 
 
 @_bug(
@@ -416,7 +416,7 @@ def _(patch: Any) -> None:
     within=6,
 )
 def _(patch: Any) -> None:
-    patch(lifecycle, "_forgive_hole", lambda moment, hole_us: None)
+    patch(ticks, "_forgive_hole", lambda moment, hole_us: None)
 
 
 @_bug("a second result is accepted", "a request stays open after its result", everywhere=True)
