@@ -124,7 +124,8 @@ class FakeFaust:
         """Partition -> position of the fetches."""
         self._generation = -1
         self._agent: Callable[[Any], Any] | None = None
-        self._messages: asyncio.Queue[Any] = asyncio.Queue(maxsize=1_000)
+        self._messages: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
+        """Fetches, each of one partition."""
         self._work: list[asyncio.Task[Any]] = []
         self._topic = ""
         self._chance = self.world.chance(f"fetch/{self.life.name}")
@@ -244,17 +245,12 @@ class FakeFaust:
         self._held[partition] = found[-1].offset + 1 if found else position
         if self._held[partition] < log.end:
             self.more.set()
-        for record in found:
-            message = SimpleNamespace(
-                partition=partition,
-                offset=record.offset,
-                timestamp=record.timestamp / 1000,
-                value=record.value,
-                key=record.key,
-            )
-            await self._messages.put(SimpleNamespace(message=message))
-            if partition not in self._held:
-                return
+        if found:
+            records = [
+                SimpleNamespace(partition=partition, offset=r.offset, timestamp=r.timestamp, value=r.value)
+                for r in found
+            ]
+            await self._messages.put(SimpleNamespace(message=SimpleNamespace(records=records)))
 
     async def _events(self) -> AsyncIterator[Any]:
         while True:

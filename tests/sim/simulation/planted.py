@@ -448,7 +448,10 @@ def _(patch: Any) -> None:
 
 
 @_bug(
-    "a repeated request is asked again", "what a stream worker sent again is a new request", everywhere=True
+    "a repeated request is asked again",
+    "what a stream worker sent again is a new request",
+    everywhere=True,
+    within=6,
 )
 def _(patch: Any) -> None:
     patch(scheduler_core, "_seen_before", lambda state, id_: False)

@@ -46,7 +46,7 @@ class StreamRole:
         core: Any = Pipeline() if self.role == "streams" else Scheduler()
         settings = world.settings
         body = config.encode(settings.pipeline if self.role == "streams" else settings.scheduler)
-        life.main = life.spawn(worker._run(core, settings, self.role, body))  # type: ignore[attr-defined]
+        life.main = life.spawn(worker._run(core, settings, self.role, body, worker._prepared))  # type: ignore[attr-defined]
 
     def stop(self) -> list[asyncio.Task[Any]]:
         """SIGTERM to all of them; returns their main tasks."""
