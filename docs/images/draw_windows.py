@@ -145,7 +145,7 @@ def frame_of(plane: Plane, across: list[int], down: list[int], name: str, unit: 
     parts += [text(plane.x(at), top - 8, f"{at}{unit}", "faint small", "middle") for at in across]
     parts += [text(left - 10, plane.y(at) + 4, f"{at} s", "faint small", "end") for at in down]
     parts += [text((left + right) / 2, top - 28, name, "", "middle")]
-    return [*parts, text(left - 10, top - 28, "log time", "", "end")]
+    return [*parts, text(4, top - 28, "log time", "")]
 
 
 def bars(plane: Plane, rows: list[tuple[int, dict[str, Any]]], scale: int) -> list[str]:
