@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from driftline import records, window_rows
 from driftline.errors import BadRecord
 from driftline.records import Output, OutputId, Record
-from driftline.streams.core import Core, beginning
+from driftline.streams.core import Core, beginning, is_configuration
 from driftline.streams.pipeline import Pipeline
 from driftline.streams.scheduler import Scheduler
 from driftline.streams.shell.snapshots import Collected, Source
@@ -36,6 +36,9 @@ class Judged(NamedTuple):
     """The incarnation that exists now."""
     reached: int
     """Offset of the highest complete snapshot: what lies below was worked on."""
+    configured: bool
+    """Whether a configuration is in the log. There is none where the topic was deleted before any worker came
+    to it: then the defaults hold, and nothing came of the log."""
 
 
 class Findings:
@@ -74,7 +77,8 @@ class Findings:
                     if record.value is not None:
                         found.add(record.key, record.value)
                         reached = max([reached, *(s.offset for s in found.complete)])
-        return Judged(place, log, outputs, current, reached)
+        configured = any(is_configuration(record.value) for record in log)
+        return Judged(place, log, outputs, current, reached, configured)
 
     def recorded(self, topic: TopicName) -> Iterator[tuple[Recorded, Stored]]:
         for place, appended in self.world.broker.recorded.items():
