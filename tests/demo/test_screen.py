@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console, Group
 
@@ -23,7 +24,7 @@ def full() -> WatchState:
     names = ("loss", "exact_match", "grad_norm", "learning_rate", "tokens", "a", "b", "cpu_utilization")
     for name in (*names, *(f"span/{part}" for part in ("data", "forward", "backward", "optimizer"))):
         for at in range(30):
-            run.curves.setdefault(name, _curve()).add(at, 1.0 / (at + 1), 1)
+            run.curves.setdefault(name, _curve()).add(at, np.array([1.0 / (at + 1)]))
     for suite in ("addition", "answers"):
         for step in range(0, 700, 100):
             metric = events.Metric(name="accuracy", value=0.5, low=0.4, high=0.6)
