@@ -18,7 +18,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m driftline.streams.warm  # compiles the window engine: half a minute, once
+	@$(BIN)/python -m driftline.streams.warm  # compiles the window engine: up to a minute, once
 	@touch $@
 
 demo: setup  ## run the demonstration: a real training, watched, evaluated, stored (about two minutes)

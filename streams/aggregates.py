@@ -71,6 +71,9 @@ class Cells:
     """Rows of aggregates with room for more; freed rows are used again."""
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self.rows: Rows = np.zeros(_FEWEST, kernel.ROW)
         self.many: U64 = np.zeros((_FEWEST, 1), np.uint64)
         """Which processes gave a sample, for rows with more than one: bit p of the words."""
@@ -98,7 +101,7 @@ class Cells:
         self.free[self.used - len(rows) : self.used] = rows
         self._heads[kernel.USED_ROWS] -= len(rows)
         if not self.used and len(self.free) > 64 * _FEWEST:
-            self.__init__()  # type: ignore[misc]  # what a flood has taken is given back
+            self._clear()  # what a flood has taken is given back
 
     def _grow(self) -> None:
         old = len(self.free)

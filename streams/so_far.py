@@ -92,8 +92,7 @@ class SoFar:
         size = before - base
         (cells,) = compute(log, WindowSpec("step", size, size), 1, np.array([base], np.int64), asked)
         fields = {name: getattr(cells, name) for name in ClosedCells._fields if name != "pane"}
-        ranks = {name: fields[name].astype(np.int32) for name in ("min_rank", "max_rank")}
-        self._total = ClosedCells(pane=np.full(len(cells.series), base), **(fields | ranks))
+        self._total = ClosedCells(pane=np.full(len(cells.series), base), **fields)
         self._buckets = _added(self._buckets.join(held))
         return cells
 

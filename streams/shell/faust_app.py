@@ -98,9 +98,9 @@ class Fetched(ConsumerMessage):
 class _BatchConsumer(Consumer):
     """Hands each fetch on as a whole.
 
-    Faust makes an event of every record, decodes it, queues it and wakes its stream for it: about 300 us a
-    record, more than the engine needs for a frame of 200 samples (``benchmarks/windows.py``). The group,
-    its rebalances, flow control and the agent are Faust's as before.
+    Faust makes an event of every record, decodes it, queues it and wakes its stream for it, which was over
+    half of the worker's CPU time (``benchmarks/windows.py``). The group, its rebalances, flow control and the
+    agent are Faust's as before.
     """
 
     logger = logging.getLogger("faust.consumer")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,3 +171,30 @@ def log(silent: type[Silent]) -> Log:
 
 
 NO_STEP = frames.NO_STEP
+
+
+@pytest.fixture
+def any_cut() -> Callable[[list[Record], int], list[Output]]:
+    """Holds that a log gives the same bytes however it is cut; the outputs.
+
+    One batch, batches of 1, 20 and 500, and random cuts (by a seed) with dump and load between.
+    """
+
+    def same(records: list[Record], seed: int) -> list[Output]:
+        pipeline = Pipeline()
+        whole = pipeline.step(pipeline.fresh("uuid", 0), records)
+        for size in (1, 20, 500):
+            state = pipeline.fresh("uuid", 0)
+            cuts = range(0, len(records), size)
+            assert [o for at in cuts for o in pipeline.step(state, records[at : at + size])] == whole, size
+        chance = random.Random(seed)
+        state, parts, at = pipeline.fresh("uuid", 0), [], 0
+        while at < len(records):
+            size = chance.choice([1, 2, 7, 40])
+            parts += pipeline.step(state, records[at : at + size])
+            state = pipeline.load(pipeline.dump(state))
+            at += size
+        assert parts == whole
+        return whole
+
+    return same

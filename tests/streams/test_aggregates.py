@@ -12,6 +12,8 @@ import pytest
 
 from driftline.streams import histogram
 from driftline.streams.aggregates import DUMPED, I64, Batch, Cells, Placed
+from driftline.streams.kernels import fold as fold_kernels
+from driftline.streams.kernels import merge as merge_kernels
 
 DENORMAL = 5e-324
 HARD = [
@@ -135,3 +137,11 @@ def test_what_a_flood_took_is_given_back() -> None:
     cells.release(cells.allocate(10_000))
     assert len(cells.rows) < 100
     assert len(cells.many) < 100
+
+
+def test_the_kernels_mean_the_same_by_their_constants() -> None:
+    """Each file has its own (numba's cache would not notice a change in another's): they must be equal."""
+    for name in ("BIG", "SHIFT", "TINY", "LIFT", "_PER_OCTAVE", "_OFFSET", "_ZERO"):
+        assert getattr(fold_kernels, name) == getattr(merge_kernels, name), name
+    assert fold_kernels._PER_OCTAVE == histogram.PER_OCTAVE
+    assert (fold_kernels._OFFSET, fold_kernels._ZERO) == (histogram._OFFSET, histogram._ZERO)

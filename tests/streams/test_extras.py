@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from driftline import events
 from driftline.config import AggregateSpec, Derived, PipelineConfig, WindowSpec
 from driftline.streams import extensions, extras
-from driftline.streams.pipeline import Pipeline
 
 SECOND = 1_000_000
 GEOMETRIC = AggregateSpec(name="geo", target="geometric_mean", metrics=["loss", "loss_per_lr", "lr"])
@@ -110,28 +108,15 @@ def test_extras_equal_the_oracles(log: Any, naive: ModuleType, seed: int) -> Non
 
 @pytest.mark.parametrize("chunk", [3, extras.CHUNK])
 def test_any_cut_of_the_log_gives_the_same_extras(
-    log: Any, naive: ModuleType, chunk: int, monkeypatch: pytest.MonkeyPatch
+    log: Any, any_cut: Any, naive: ModuleType, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches of 1, 20 and 500, random cuts with dump and load between: one result, in chunks too."""
     monkeypatch.setattr(extras, "CHUNK", chunk)
     log.configure(msgspec.structs.replace(CONFIG, aggregates=[GEOMETRIC, total()]))
     moved = [record._replace(offset=record.offset + 1) for record in naive.make_log(61, seconds=6)]
     records = [*log.records, *moved]
-    pipeline = Pipeline()
-    whole = pipeline.step(pipeline.fresh("uuid", 0), records)
+    whole = any_cut(records, 1)
     assert any("total" in dict(row["extra"]) for row in naive.rows_of(whole))
-    for size in (1, 20, 500):
-        state = pipeline.fresh("uuid", 0)
-        cuts = range(0, len(records), size)
-        assert [o for at in cuts for o in pipeline.step(state, records[at : at + size])] == whole
-    chance = random.Random(1)
-    state, cut, at = pipeline.fresh("uuid", 0), [], 0
-    while at < len(records):
-        size = chance.choice([1, 2, 7, 40])
-        cut += pipeline.step(state, records[at : at + size])
-        state = pipeline.load(pipeline.dump(state))
-        at += size
-    assert cut == whole
 
 
 def test_a_class_of_a_users_own_is_found_and_merged(log: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from types import ModuleType
 from typing import Any
 
@@ -58,25 +57,12 @@ def test_growing_windows_equal_the_oracles(
     assert naive.differences(wanted, outputs) == []
 
 
-def test_any_cut_of_the_log_gives_the_same_growing_bytes(log: Any, naive: ModuleType) -> None:
+def test_any_cut_of_the_log_gives_the_same_growing_bytes(log: Any, any_cut: Any, naive: ModuleType) -> None:
     """Batches of 1, 20 and 500, random cuts with dump and load between: one result."""
     log.configure(CONFIG)
     moved = [record._replace(offset=record.offset + 1) for record in naive.make_log(60, seconds=9)]
     records = [*log.records, *moved]
-    pipeline = Pipeline()
-    whole = pipeline.step(pipeline.fresh("uuid", 0), records)
-    for size in (1, 20, 500):
-        state = pipeline.fresh("uuid", 0)
-        cuts = range(0, len(records), size)
-        assert [o for at in cuts for o in pipeline.step(state, records[at : at + size])] == whole
-    chance = random.Random(1)
-    state, cut, at = pipeline.fresh("uuid", 0), [], 0
-    while at < len(records):
-        size = chance.choice([1, 2, 7, 40])
-        cut += pipeline.step(state, records[at : at + size])
-        state = pipeline.load(pipeline.dump(state))
-        at += size
-    assert cut == whole
+    any_cut(records, 1)
 
 
 def test_it_grows_from_the_first_pane_and_comes_only_with_something_new(log: Any) -> None:
