@@ -1,4 +1,4 @@
-"""docs/tables.md says every table, view and column, with examples whose answers are real.
+"""docs/sql.md says every table, view and column, with examples whose answers are real.
 
 The page is made by this module: ``DRIFTLINE_WRITE_DOCS=1 pytest tests/storage/test_docs.py`` writes it anew.
 """
@@ -7,6 +7,7 @@ The page is made by this module: ``DRIFTLINE_WRITE_DOCS=1 pytest tests/storage/t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from datetime import UTC, datetime
@@ -15,14 +16,12 @@ from typing import Any
 
 import pytest
 
-from driftline import events
-from driftline.storage.core import SinkCore, Spot
 from driftline.storage.open import Catalog, open_catalog
 from driftline.storage.relations import SQL_TYPES
 from driftline.storage.tables import TABLES
 from driftline.storage.views import BASE_VIEW, VIEWS, View
 
-PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+PAGE = Path(__file__).parents[2] / "docs" / "sql.md"
 
 INTRO = """# Tables and views
 
@@ -63,8 +62,8 @@ ahead deletes nothing young, and while nothing comes nothing is deleted.
 All other tables are kept. `curves`, `best`, `slowest_ranks` and the samples of `run_summary` and `metrics` speak of
 what is left; `trends` and `eval_curves` stay whole.
 
-The examples below are answered from a small run of two ranks, made by `tests/storage/test_docs.py`, which also
-checks this page.
+The examples below are answered from a small run of two ranks, made by `tests/storage/docs_runs.py`;
+`tests/storage/test_docs.py` checks this page.
 """
 
 TABLE_QUERIES = {
@@ -80,119 +79,18 @@ TABLE_QUERIES = {
     "metrics": 'SELECT process, metric, goal, unit, reduce, description FROM metric_definitions ORDER BY "offset"',
     "processes": 'SELECT process, event, time, rank, world_size, outcome FROM process_events ORDER BY "offset"',
 }
-VIEW_QUERIES = {
-    "utc_day": "SELECT utc_day(time) AS day, count(*) AS samples FROM samples GROUP BY day",
-    "attempts": "SELECT process, attempt, from_offset FROM attempts ORDER BY process",
-    "sample_attempts": "SELECT attempt, count(*) AS samples FROM sample_attempts GROUP BY attempt",
-    "curves_all": "SELECT attempt, step, mean FROM curves_all WHERE metric = 'loss' ORDER BY step LIMIT 2",
-    "curves": "SELECT step, value, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
-    "best": "SELECT metric, goal, best, best_step, newest, newest_step FROM best",
-    "metrics": "SELECT metric, goal, unit, reduce, samples, last_step FROM metrics ORDER BY metric",
-    "trends": "SELECT metric, window_start, mean, p95, n FROM trends WHERE \"group\" = ''",
-    "eval_curves": "SELECT suite, metric, step, value, low, high, n FROM eval_curves ORDER BY metric, step",
-    "eval_answers": "SELECT step, item, status, response, expected FROM eval_answers ORDER BY step, position LIMIT 2",
-    "alerts_latest": "SELECT rule, state, step, rank FROM alerts_latest ORDER BY rule",
-    "alerts_open": "SELECT rule, severity, step, rank, explanation FROM alerts_open",
-    "slowest_ranks": "SELECT span, rank, mean, median_of_ranks, ratio FROM slowest_ranks",
-    "processes": "SELECT process, attempt, rank, role, host, started, ended, outcome FROM processes ORDER BY rank",
-    "runs": "SELECT run, name, started, ended, outcome, attempts, world_size, config FROM runs",
-    "eval_cost": "SELECT suite, evaluations, failed, seconds, latency_seconds, wall_seconds, share FROM eval_cost",
-    "run_summary": "SELECT name, ranks, last_step, samples, metrics, checkpoints, evaluations, alerts FROM run_summary",
-    "correlation": "FROM correlation('01k4-digits', 'loss', 'grad_norm', max_lag := 1)",
-}
-RUN = "01k4-digits"
 
 
 @pytest.fixture
-def digits(store: Any, make: Any) -> Any:
-    """A small run of two ranks; rank 1 is slow, the loss has one NaN."""
-    telemetry, eval_metrics = [], {4: (0.25, 0.18, 0.33), 8: (0.75, 0.66, 0.83)}
-    for rank in (0, 1):
-        telemetry.append(
-            make.started(
-                run=RUN, process=f"p{rank}", rank=rank, name="digits", world_size=2, local_rank=rank,
-                host="node-a", pid=100 + rank, config={"lr": 0.001}, sdk="0.1.0",
-            )
-        )  # fmt: skip
-    for rank in (0, 1):
-        loss = [4.0 / (step + 1) + 0.01 * rank for step in range(8)]
-        values = {"loss": loss, "grad_norm": [value / 2 for value in loss]}
-        values["loss"] = [float("nan") if (rank, at) == (1, 5) else value for at, value in enumerate(loss)]
-        values["span/forward"] = [0.010 if rank == 0 else 0.025] * 8
-        frame = make.frame(1, values, run=RUN, process=f"p{rank}", rank=rank)
-        telemetry += [frame, frame] if rank == 0 else [frame]
-    for seq, (metric, said) in enumerate([("loss", "nats per token"), ("grad_norm", None)], 7):
-        reduce: Any = "max" if said is None else None
-        defined = events.MetricDefined(
-            run=RUN, process="p1", seq=seq, time_us=make.t0, metric=metric, goal="min" if said else None,
-            unit=said, reduce=reduce,
-        )  # fmt: skip
-        telemetry.append(events.encode(defined))
-    for number, (step, (value, low, high)) in enumerate(eval_metrics.items()):
-        files = [events.FileEntry("model.safetensors", 440_000), events.FileEntry("config.json", 300)]
-        saved = events.Checkpoint(
-            digest=f"c{step}", uri=f"/runs/digits/{step}", step=step, epoch=step / 4, files=files
-        )
-        telemetry.append(
-            events.encode(
-                events.CheckpointSaved(
-                    run=RUN, process="p0", seq=2 + number, time_us=make.t0 + step * 1_000_000,
-                    checkpoint=saved, rank=0,
-                )
-            )
-        )  # fmt: skip
-        metric = events.Metric(name="exact_match", value=value, stderr=0.04, low=low, high=high, count=100)
-        length = events.Metric(name="response_length", value=3.0, count=100, unit="tokens")
-        outcome = events.EvalOutcome(
-            status="done", metrics=[metric, length], items=2, cost=events.Cost(seconds=1.5, tokens=300)
-        )
-        now = make.t0 + step * 1_000_000
-        telemetry.append(
-            make.accepted(
-                number, run=RUN, step=step, checkpoint=saved, outcome=outcome, requested_us=now,
-                accepted_us=now + 2_000_000,
-            )
-        )  # fmt: skip
-    for rank in (0, 1):
-        ended = events.ProcessEnded(run=RUN, process=f"p{rank}", seq=9, time_us=make.t0 + 20_000_000)
-        telemetry.append(events.encode(ended))
-    store.put("telemetry", *telemetry)
-    store.put("facts", *[
-        make.fact(at, run=RUN, what="process_joined", process=f"p{at}", rank=at, text=f"process p{at} joined")
-        for at in (0, 1)
-    ])  # fmt: skip
-    one = {"run": [RUN], "count": [16], "weight": [15.0], "nan": [1], "mean": [1.31], "std": [1.15]}
-    one |= {"min": [0.5], "max": [4.01], "p50": [0.8], "p95": [4.0], "p99": [4.0], "present": [2]}
-    store.put("windows", make.windows(2, **one, expected=[2]))
-    spike = {"run": RUN, "alert": "nan/loss/1", "rule": "non-finite", "metric": "loss", "rank": 1, "step": 5}
-    text = "loss is NaN on rank 1 at step 5"
-    store.put(
-        "alerts",
-        make.alert(3, **spike, value="NaN", severity="page", explanation=text),
-        make.alert(
-            4, "resolved", **spike, value=0.58, severity="page", resolved_us=make.t0 + 9,
-            explanation="loss is finite again on rank 1",
-        ),
-        make.alert(
-            5, run=RUN, alert="slow/1", rule="slow-rank", rank=1, step=0, value=0.025, expected=0.01,
-            severity="error", explanation="rank 1 computes 2.5 times longer than the others",
-        ),
-    )  # fmt: skip
-    for number in (0, 1):
-        items = [
-            events.Item(
-                item=f"{left}+7", status="correct" if number or left == 3 else "wrong",
-                score=float(number or left == 3), response=str(left + 7 if number or left == 3 else 11),
-                response_length=3, expected=str(left + 7),
-            )
-            for left in (3, 5)
-        ]  # fmt: skip
-        sent = events.EvalItems(
-            run=RUN, request=f"request-{number}", lease=f"lease-{number}", first=0, items=items
-        )
-        store.put("eval-items", events.encode(sent))
-    oldest = {Spot("alerts", make.uuid, 1): 12}
-    SinkCore(store.lake).resume(oldest, now_us=make.t0)
+def examples(store: Any, make: Any) -> Any:
+    """A storage root with all runs of the examples."""
+    path = Path(__file__).parent / "docs_runs.py"
+    spec = importlib.util.spec_from_file_location("driftline_tests_docs_runs", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for run in module.RUNS:
+        run(store, make)
     return store
 
 
@@ -258,12 +156,12 @@ def page(catalog: Catalog) -> str:
         ]
         if view.macro is None:
             lines += ["", f"Columns: {columns_of(catalog, view)}."]
-        lines += ["", *answer(catalog, VIEW_QUERIES[view.name]), ""]
+        lines += ["", *answer(catalog, view.example), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def test_the_page_is_what_the_tables_and_views_are(digits: Any) -> None:
-    with open_catalog(digits.root) as catalog:
+def test_the_page_is_what_the_tables_and_views_are(examples: Any) -> None:
+    with open_catalog(examples.root) as catalog:
         text = page(catalog)
     if os.environ.get("DRIFTLINE_WRITE_DOCS"):
         PAGE.write_text(text)

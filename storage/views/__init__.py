@@ -1,0 +1,34 @@
+"""The SQL views and macros over the tables, in the order in which they are made. Pure text.
+
+They use nothing but what DuckDB has built in. Each has one line that says what a row is, and an example;
+``docs/sql.md`` shows its answer. All times are instants (TIMESTAMPTZ), whatever the reader's time zone;
+``utc_day`` gives the UTC date of one.
+"""
+
+from __future__ import annotations
+
+from driftline.storage.views import alerts, attempts, correlation, curves, evals, ranks, runs
+from driftline.storage.views.view import View
+
+VIEWS: tuple[View, ...] = (
+    *attempts.VIEWS,
+    *curves.VIEWS,
+    *alerts.VIEWS,
+    *ranks.VIEWS,
+    *runs.VIEWS,
+    *evals.VIEWS,
+    *correlation.VIEWS,
+)
+BASE_VIEW = {"processes": "process_events", "metrics": "metric_definitions"}
+"""Tables whose plain view has another name than the table, since a view of one row per thing has it."""
+
+
+def statements() -> list[str]:
+    """The SQL that makes all views and macros, over the plain views of the tables."""
+    made = []
+    for view in VIEWS:
+        if view.macro is None:
+            made.append(f'CREATE OR REPLACE VIEW "{view.name}" AS {view.sql.strip()}')
+        else:
+            made.append(f'CREATE OR REPLACE MACRO "{view.name}"({view.macro}) AS {view.sql.strip()}')
+    return made

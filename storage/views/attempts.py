@@ -1,0 +1,58 @@
+"""Instants, and which attempt of its run each sample belongs to.
+
+That is the pipeline's word: the fact that its process joined one, and after each ``run.rewind`` of the
+process the attempt that was the newest then, each from its place in the log on; 0 where there is no such
+fact.
+"""
+
+from __future__ import annotations
+
+from driftline.storage.views.view import View
+
+_UTC_DAY = View(
+    "utc_day",
+    "the UTC date of an instant",
+    "make_timestamp(epoch_us(instant))::DATE",
+    "SELECT utc_day(time) AS day, count(*) AS samples FROM samples GROUP BY day",
+    "instant",
+)
+
+_ATTEMPTS = View(
+    "attempts",
+    "one stretch of the log in which a process belonged to an attempt: [from_offset, until_offset)",
+    """
+    WITH said AS (
+        SELECT run, process, topic_uuid, "offset", attempt FROM facts
+        WHERE process IS NOT NULL AND what IN ('run_started', 'attempt_started', 'process_joined')
+        UNION ALL
+        SELECT r.run, r.process, r.topic_uuid, r."offset", max(f.attempt)
+        FROM process_events AS r JOIN facts AS f
+          ON f.run = r.run AND f.topic_uuid = r.topic_uuid AND f."partition" = r."partition"
+          AND f.what = 'attempt_started' AND f."offset" <= r."offset"
+        WHERE r.event = 'rewound' GROUP BY ALL)
+    SELECT run, process, topic_uuid, attempt,
+        CASE WHEN lag("offset") OVER w IS NULL THEN 0 ELSE "offset" END AS from_offset,
+        coalesce(lead("offset") OVER w, 9223372036854775807) AS until_offset
+    FROM (SELECT run, process, topic_uuid, "offset", max(attempt) AS attempt FROM said GROUP BY ALL)
+    WINDOW w AS (PARTITION BY run, process, topic_uuid ORDER BY "offset")
+    """,
+    "SELECT process, attempt, from_offset FROM attempts ORDER BY process",
+)
+
+_SAMPLE_ATTEMPTS = View(
+    "sample_attempts",
+    "samples with the attempt that each belongs to",
+    """
+    SELECT s.*, coalesce(a.attempt, 0) AS attempt
+    FROM samples AS s LEFT JOIN attempts AS a
+      ON s.run = a.run AND s.process = a.process AND s.topic_uuid = a.topic_uuid
+      AND s."offset" >= a.from_offset AND s."offset" < a.until_offset
+    """,
+    "SELECT attempt, count(*) AS samples FROM sample_attempts GROUP BY attempt",
+)
+
+VIEWS = (
+    _UTC_DAY,
+    _ATTEMPTS,
+    _SAMPLE_ATTEMPTS,
+)

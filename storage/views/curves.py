@@ -1,0 +1,105 @@
+"""Metrics over steps and over time: one number per step, what was declared of a metric, the best point."""
+
+from __future__ import annotations
+
+from driftline.storage.views.view import View
+
+_DECLARED = """
+        SELECT run, metric, max_by(goal, "offset") FILTER (goal IS NOT NULL) AS goal,
+            max_by(unit, "offset") FILTER (unit IS NOT NULL) AS unit,
+            max_by(reduce, "offset") FILTER (reduce IS NOT NULL) AS reduce,
+            max_by(description, "offset") FILTER (description IS NOT NULL) AS description
+        FROM metric_definitions GROUP BY run, metric"""
+"""What holds of each metric that was declared: field by field, the newest in the log."""
+
+_ONE_NUMBER = """CASE reduce WHEN 'sum' THEN "sum" WHEN 'max' THEN "max" WHEN 'min' THEN "min"
+            WHEN 'last' THEN "last" ELSE mean END AS value"""
+
+_CURVES_ALL = View(
+    "curves_all",
+    "one point per run, attempt, metric and step over all ranks; `value` is the column that run.define names "
+    "as `reduce`, the weighted mean without it",
+    f"""
+    SELECT run, metric, step, attempt, {_ONE_NUMBER}, mean, "min", "max", "sum", "last", n, nan, inf, time
+    FROM (
+        SELECT run, metric, step, attempt,
+            sum(value * weight) FILTER (isfinite(value))
+                / nullif(sum(weight) FILTER (isfinite(value)), 0) AS mean,
+            min(value) FILTER (isfinite(value)) AS "min",
+            max(value) FILTER (isfinite(value)) AS "max",
+            sum(value) FILTER (isfinite(value)) AS "sum",
+            max_by(value, ("offset", ordinal)) AS "last",
+            count(*) AS n,
+            count(*) FILTER (isnan(value)) AS nan,
+            count(*) FILTER (isinf(value)) AS inf,
+            min(time) AS time
+        FROM sample_attempts WHERE step IS NOT NULL GROUP BY run, metric, step, attempt)
+    LEFT JOIN ({_DECLARED}) USING (run, metric)
+    """,
+    "SELECT attempt, step, mean FROM curves_all WHERE metric = 'loss' ORDER BY step LIMIT 2",
+)
+
+_CURVES = View(
+    "curves",
+    "one point per run, metric and step, of the newest attempt that has it",
+    "SELECT * FROM curves_all QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)",
+    "SELECT step, value, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
+)
+
+_BEST = View(
+    "best",
+    "one metric of one run with a declared goal: its best point so far (the first of equal ones) and its "
+    "newest",
+    f"""
+    SELECT run, metric, goal, unit,
+        CASE goal WHEN 'max' THEN max(value) ELSE min(value) END AS best,
+        CASE goal WHEN 'max' THEN arg_max(step, (value, -step)) ELSE arg_min(step, (value, step)) END
+            AS best_step,
+        max_by(value, step) AS newest, max(step) AS newest_step
+    FROM curves JOIN ({_DECLARED}) USING (run, metric)
+    WHERE goal IS NOT NULL AND isfinite(value) GROUP BY run, metric, goal, unit
+    """,
+    "SELECT metric, goal, best, best_step, newest, newest_step FROM best",
+)
+
+_METRICS = View(
+    "metrics",
+    "one metric of one run, as far as samples, windows or a declaration tell of it; null where nothing was "
+    "declared",
+    f"""
+    WITH logged AS (
+        SELECT run, metric, count(*) AS samples, count(DISTINCT process) AS processes,
+            max(step) AS last_step, min(time) AS first_logged, max(time) AS last_logged
+        FROM samples GROUP BY run, metric),
+    named AS (
+        SELECT run, metric FROM logged UNION SELECT run, metric FROM windows
+        UNION SELECT run, metric FROM metric_definitions)
+    SELECT run, metric, goal, unit, reduce, description, coalesce(samples, 0) AS samples,
+        coalesce(processes, 0) AS processes, last_step, first_logged, last_logged
+    FROM named LEFT JOIN ({_DECLARED}) USING (run, metric) LEFT JOIN logged USING (run, metric)
+    """,
+    "SELECT metric, goal, unit, reduce, samples, last_step FROM metrics ORDER BY metric",
+)
+
+_TRENDS = View(
+    "trends",
+    "one closed time window of one metric, highest revision: what goes by the clock, not by steps; `value` "
+    "as in `curves_all`",
+    f"""
+    SELECT run, attempt, "group", metric, make_timestamptz("start") AS window_start,
+        make_timestamptz("end") AS window_end, {_ONE_NUMBER}, mean, std, "min", "max", "sum", "last",
+        p50, p95, p99, "count" AS n, nan, inf, present, expected
+    FROM windows LEFT JOIN ({_DECLARED}) USING (run, metric)
+    WHERE axis = 'time' AND span IS NULL
+    QUALIFY revision = max(revision) OVER (PARTITION BY run, attempt, "group", metric, "start", "end")
+    """,
+    "SELECT metric, window_start, mean, p95, n FROM trends WHERE \"group\" = ''",
+)
+
+VIEWS = (
+    _CURVES_ALL,
+    _CURVES,
+    _BEST,
+    _METRICS,
+    _TRENDS,
+)

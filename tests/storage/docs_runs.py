@@ -1,0 +1,104 @@
+"""The runs that the examples of docs/sql.md are answered from; a new one is a function, named in ``RUNS``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from driftline import events
+from driftline.storage.core import SinkCore, Spot
+
+RUN = "01k4-digits"
+
+
+def digits(store: Any, make: Any) -> None:
+    """A small run of two ranks; rank 1 is slow, the loss has one NaN."""
+    telemetry, eval_metrics = [], {4: (0.25, 0.18, 0.33), 8: (0.75, 0.66, 0.83)}
+    for rank in (0, 1):
+        telemetry.append(
+            make.started(
+                run=RUN, process=f"p{rank}", rank=rank, name="digits", world_size=2, local_rank=rank,
+                host="node-a", pid=100 + rank, config={"lr": 0.001}, sdk="0.1.0",
+            )
+        )  # fmt: skip
+    for rank in (0, 1):
+        loss = [4.0 / (step + 1) + 0.01 * rank for step in range(8)]
+        values = {"loss": loss, "grad_norm": [value / 2 for value in loss]}
+        values["loss"] = [float("nan") if (rank, at) == (1, 5) else value for at, value in enumerate(loss)]
+        values["span/forward"] = [0.010 if rank == 0 else 0.025] * 8
+        frame = make.frame(1, values, run=RUN, process=f"p{rank}", rank=rank)
+        telemetry += [frame, frame] if rank == 0 else [frame]
+    for seq, (metric, said) in enumerate([("loss", "nats per token"), ("grad_norm", None)], 7):
+        reduce: Any = "max" if said is None else None
+        defined = events.MetricDefined(
+            run=RUN, process="p1", seq=seq, time_us=make.t0, metric=metric, goal="min" if said else None,
+            unit=said, reduce=reduce,
+        )  # fmt: skip
+        telemetry.append(events.encode(defined))
+    for number, (step, (value, low, high)) in enumerate(eval_metrics.items()):
+        files = [events.FileEntry("model.safetensors", 440_000), events.FileEntry("config.json", 300)]
+        saved = events.Checkpoint(
+            digest=f"c{step}", uri=f"/runs/digits/{step}", step=step, epoch=step / 4, files=files
+        )
+        telemetry.append(
+            events.encode(
+                events.CheckpointSaved(
+                    run=RUN, process="p0", seq=2 + number, time_us=make.t0 + step * 1_000_000,
+                    checkpoint=saved, rank=0,
+                )
+            )
+        )  # fmt: skip
+        metric = events.Metric(name="exact_match", value=value, stderr=0.04, low=low, high=high, count=100)
+        length = events.Metric(name="response_length", value=3.0, count=100, unit="tokens")
+        outcome = events.EvalOutcome(
+            status="done", metrics=[metric, length], items=2, cost=events.Cost(seconds=1.5, tokens=300)
+        )
+        now = make.t0 + step * 1_000_000
+        telemetry.append(
+            make.accepted(
+                number, run=RUN, step=step, checkpoint=saved, outcome=outcome, requested_us=now,
+                accepted_us=now + 2_000_000,
+            )
+        )  # fmt: skip
+    for rank in (0, 1):
+        ended = events.ProcessEnded(run=RUN, process=f"p{rank}", seq=9, time_us=make.t0 + 20_000_000)
+        telemetry.append(events.encode(ended))
+    store.put("telemetry", *telemetry)
+    store.put("facts", *[
+        make.fact(at, run=RUN, what="process_joined", process=f"p{at}", rank=at, text=f"process p{at} joined")
+        for at in (0, 1)
+    ])  # fmt: skip
+    one = {"run": [RUN], "count": [16], "weight": [15.0], "nan": [1], "mean": [1.31], "std": [1.15]}
+    one |= {"min": [0.5], "max": [4.01], "p50": [0.8], "p95": [4.0], "p99": [4.0], "present": [2]}
+    store.put("windows", make.windows(2, **one, expected=[2]))
+    spike = {"run": RUN, "alert": "nan/loss/1", "rule": "non-finite", "metric": "loss", "rank": 1, "step": 5}
+    text = "loss is NaN on rank 1 at step 5"
+    store.put(
+        "alerts",
+        make.alert(3, **spike, value="NaN", severity="page", explanation=text),
+        make.alert(
+            4, "resolved", **spike, value=0.58, severity="page", resolved_us=make.t0 + 9,
+            explanation="loss is finite again on rank 1",
+        ),
+        make.alert(
+            5, run=RUN, alert="slow/1", rule="slow-rank", rank=1, step=0, value=0.025, expected=0.01,
+            severity="error", explanation="rank 1 computes 2.5 times longer than the others",
+        ),
+    )  # fmt: skip
+    for number in (0, 1):
+        items = [
+            events.Item(
+                item=f"{left}+7", status="correct" if number or left == 3 else "wrong",
+                score=float(number or left == 3), response=str(left + 7 if number or left == 3 else 11),
+                response_length=3, expected=str(left + 7),
+            )
+            for left in (3, 5)
+        ]  # fmt: skip
+        sent = events.EvalItems(
+            run=RUN, request=f"request-{number}", lease=f"lease-{number}", first=0, items=items
+        )
+        store.put("eval-items", events.encode(sent))
+    oldest = {Spot("alerts", make.uuid, 1): 12}
+    SinkCore(store.lake).resume(oldest, now_us=make.t0)
+
+
+RUNS = (digits,)
