@@ -86,7 +86,8 @@ def examples(store: Any, make: Any) -> Any:
     """A storage root with all runs of the examples."""
     path = Path(__file__).parent / "docs_runs.py"
     spec = importlib.util.spec_from_file_location("driftline_tests_docs_runs", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     for run in module.RUNS:
