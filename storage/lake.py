@@ -12,10 +12,7 @@ Only local folders so far.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,17 +21,21 @@ from urllib.parse import unquote
 import deltalake
 import duckdb
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, Schema, Transaction, WriterProperties
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError
 
-from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.errors import BadData, Unavailable
 from driftline.storage.alone import alone, together
+from driftline.storage.listing import file_paths
+from driftline.storage.opening import open_table
 from driftline.storage.relations import source
+from driftline.storage.remedies import told
 from driftline.storage.resume import READ, read_seen
+from driftline.storage.room import Full, free_bytes
+from driftline.storage.root import writable
 from driftline.storage.seen import Seen
 from driftline.storage.store import Conflict
-from driftline.storage.table_log import empty_commit, fault, set_aside_torn_end
-from driftline.storage.tables import TABLES, TIME, Table, TableName, sorts_well
+from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
 COMPACT_FILES = 32
 """A table is compacted when it has so many more files than after the last compaction: each file in a table
@@ -46,17 +47,6 @@ _ROW_GROUP = 256 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _OUR_FILES = "part-*-c000.zstd.parquet"
-_FULL_PASSES = 60
-_FULL_BYTES = 256 * 1024 * 1024
-"""A disk with more than that was full for another reason (inodes, a quota)."""
-_COLOUR = re.compile("\x1b\\[[0-9;]*m")
-_REMEDIES = {
-    "No space left": "free some space on that disk",
-    "Disk quota exceeded": "free some space or raise the quota",
-    "Read-only file system": "mount it for writing",
-    "Permission denied": "mend the folder's permissions",
-}
-_BAD_CHARACTERS = frozenset("[]^|\\%?\n\r\0")
 
 
 class Lake:
@@ -72,13 +62,13 @@ class Lake:
         self.root = writable(root)
         self._handles: dict[TableName, DeltaTable] = {}
         self._compacted: dict[TableName, int] = {}
-        self._full: _Full | None = None
+        self._full: Full | None = None
         self.reload()
 
     def reload(self) -> None:
         """Loads every table anew, with all that other writers committed."""
         for name in TABLES:
-            self._handles[name] = self._open(name)
+            self._handles[name] = open_table(self.root, name)
             self._compacted.setdefault(name, 0)
 
     def refresh(self) -> None:
@@ -141,7 +131,7 @@ class Lake:
         except (DeltaError, OSError) as error:
             line = f"table {name} in {self.root} cannot be written: {told(error)}"
             self._remove_orphans(name)
-            self._full = _Full(line, _free_bytes(self.root)) if "No space left" in line else None
+            self._full = Full(line, free_bytes(self.root)) if "No space left" in line else None
             raise Unavailable(line) from error
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
@@ -246,83 +236,11 @@ class Lake:
                 with together(self.root / name / _WRITING):
                     return rewrite(handle)
         except CommitFailedError:
-            self._handles[name] = self._open(name)  # someone else changed the files: fine
+            self._handles[name] = open_table(self.root, name)  # someone else changed the files: fine
             return {}
         except (DeltaError, OSError) as error:
             self._remove_orphans(name)
             raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
-
-    def _open(self, name: TableName) -> DeltaTable:
-        path = self.root / name
-        table = TABLES[name]
-        try:
-            torn = set_aside_torn_end(path)
-            try:
-                handle = DeltaTable(str(path))
-            except TableNotFoundError:
-                if torn:
-                    raise
-                DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
-                handle = DeltaTable(str(path))
-        except (DeltaError, OSError) as error:
-            raise BadData(
-                f"{path} cannot be opened as a table: {_fault(path, error)}; or move the folder away or "
-                "choose another root (storage.root, DRIFTLINE_STORAGE__ROOT)"
-            ) from error
-        if empty := empty_commit(path, handle.version()):
-            raise BadData(_EMPTY.format(empty))
-        self._complete(path, table, handle)
-        return handle
-
-    def _complete(self, path: Path, table: Table, handle: DeltaTable) -> None:
-        """Adds columns that an earlier version did not have; other tables are refused."""
-        found = {field.name for field in handle.schema().fields}
-        missing = [column for column in table.columns if column.name not in found]
-        foreign = [column.name for column in missing if not column.later]
-        if foreign:
-            raise BadData(f"{path} lacks the columns {', '.join(foreign)}: it was made by another program")
-        if not missing:
-            return
-        schema = Schema.from_arrow(pa.schema([pa.field(column.name, column.type) for column in missing]))
-        try:
-            handle.alter.add_columns(schema.fields)
-        except CommitFailedError:  # another sink was first
-            handle.update_incremental()
-            self._complete(path, table, handle)
-
-
-class _Full:
-    """A disk that had no room for a commit. As long as it has no more room than then, trying again is
-    pointless, and delta-rs 1.6.6 prints a panic of one of its threads each time [seen]."""
-
-    def __init__(self, line: str, free: int) -> None:
-        self._line = line
-        self._free = free
-        self._passes = _FULL_PASSES if free < _FULL_BYTES else 0
-
-    def check(self, root: Path) -> None:
-        """Raises Unavailable if nothing has changed; now and then it lets one try pass."""
-        if self._passes and _free_bytes(root) <= self._free:
-            self._passes -= 1
-            raise Unavailable(self._line)
-
-
-def _free_bytes(root: Path) -> int:
-    found = os.statvfs(root)
-    return found.f_bavail * found.f_frsize
-
-
-def told(error: Exception) -> str:
-    r"""What a library says of a file as one line, with what to do where that is known.
-
-    delta-rs draws its errors over several lines, in colours.
-
-    >>> told(OSError("Unable to copy\n  \x1b[31m-\x1b[0m No space left on device (os error 28)\n"))
-    'Unable to copy - No space left on device (os error 28): free some space on that disk'
-    """
-    line = " ".join(_COLOUR.sub("", str(error)).split())
-    remedy = next((remedy for sign, remedy in _REMEDIES.items() if sign in line), "")
-    return line if line.endswith(remedy) else f"{line}: {remedy}"
 
 
 def writer_properties(name: TableName) -> WriterProperties:
@@ -344,77 +262,3 @@ def writer_properties(name: TableName) -> WriterProperties:
         default_column_properties=ColumnProperties(statistics_enabled="NONE"),
         column_properties=columns,
     )
-
-
-def writable(root: str | os.PathLike[str]) -> Path:
-    """The root as an absolute path, made if missing. Raises SettingsError if nothing can be written there."""
-    path = _local(root)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        remedy = "free some space" if error.errno == errno.ENOSPC else "mend its permissions"
-        raise SettingsError(
-            "storage.root",
-            str(root),
-            f"the folder cannot be written ({reason}); {remedy}, or name another one "
-            "(storage.root in the YAML file, or DRIFTLINE_STORAGE__ROOT)",
-        ) from error
-    return path
-
-
-def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
-    """The current Parquet files of each table under ``root``, for readers; a missing table has none.
-
-    Raises:
-        BadData: there is no table at all, or a table's log cannot be read.
-    """
-    path = _local(root)
-    found: dict[TableName, list[str]] = {}
-    for name in TABLES:
-        try:
-            handle = DeltaTable(str(path / name))
-            found[name] = file_paths(path / name, handle)
-        except TableNotFoundError:
-            continue
-        except (DeltaError, OSError) as error:
-            raise BadData(f"table {path / name} cannot be read: {_fault(path / name, error)}") from error
-        if empty := empty_commit(path / name, handle.version()):
-            raise BadData(_EMPTY.format(empty))
-    if not found:
-        raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
-    return {name: found.get(name, []) for name in TABLES}
-
-
-def file_paths(folder: Path, handle: DeltaTable) -> list[str]:
-    """Absolute local paths of a table's files, in order. (delta-rs percent-encodes the folder in URIs.)"""
-    return sorted(str(folder / unquote(uri.rpartition("/")[2])) for uri in handle.file_uris())
-
-
-_EMPTY = (
-    "{} is empty, so rows are missing; bring it back from a copy, or if it is the newest one there, start a "
-    "sink, which stores them again"
-)
-
-
-def _fault(folder: Path, error: Exception) -> str:
-    """Which file of the table's log is broken, or what delta-rs says if none looks so."""
-    try:
-        return fault(folder) or told(error)
-    except OSError:
-        return told(error)
-
-
-def _local(root: str | os.PathLike[str]) -> Path:
-    """The absolute path of a root that delta-rs and DuckDB can both use. Raises SettingsError."""
-    text = os.fspath(root)
-    if "://" in text:
-        raise SettingsError("storage.root", text, "object stores are not supported yet: name a local folder")
-    path = Path(text).absolute()
-    bad = sorted(set(str(path)) & _BAD_CHARACTERS)
-    if bad:
-        shown = " ".join(repr(character)[1:-1] for character in bad)
-        raise SettingsError("storage.root", text, f"no table can be below a folder with {shown} in its name")
-    return path

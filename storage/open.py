@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from driftline.errors import BadData
 from driftline.storage import catalog
-from driftline.storage.lake import read_files
+from driftline.storage.listing import read_files
 from driftline.storage.tables import TABLES, TableName
 
 _T = TypeVar("_T")

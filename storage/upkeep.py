@@ -17,7 +17,8 @@ from driftline.clock import SECOND_US, Clock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
-from driftline.storage.lake import COMPACT_FILES, Lake, told
+from driftline.storage.lake import COMPACT_FILES, Lake
+from driftline.storage.remedies import told
 from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.storage.trouble import Trouble
 

@@ -21,7 +21,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from driftline.errors import BadData, SettingsError
 from driftline.storage.alone import together
-from driftline.storage.lake import Lake, read_files
+from driftline.storage.lake import Lake
+from driftline.storage.listing import read_files
 from driftline.storage.open import open_catalog
 from driftline.storage.store import App, Conflict
 from driftline.storage.tables import TABLES

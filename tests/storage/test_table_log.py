@@ -16,7 +16,8 @@ from deltalake import DeltaTable
 from driftline.errors import BadData
 from driftline.records import Record
 from driftline.storage.core import SinkCore, Spot
-from driftline.storage.lake import Lake, read_files
+from driftline.storage.lake import Lake
+from driftline.storage.listing import read_files
 from driftline.storage.open import open_catalog
 
 

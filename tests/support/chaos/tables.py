@@ -15,7 +15,7 @@ import pyarrow as pa
 from driftline import events, frames, window_rows
 from driftline.records import Output, Record
 from driftline.storage import event_rows
-from driftline.storage.lake import read_files
+from driftline.storage.listing import read_files
 from driftline.storage.tables import TABLES, TableName
 
 from .plan import Report

@@ -1,0 +1,49 @@
+"""Which files make up the tables now, for readers: what the tables' own logs say, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from driftline.errors import BadData
+from driftline.storage.remedies import fault_of
+from driftline.storage.root import local
+from driftline.storage.table_log import empty_commit
+from driftline.storage.tables import TABLES, TableName
+
+EMPTY = (
+    "{} is empty, so rows are missing; bring it back from a copy, or if it is the newest one there, start a "
+    "sink, which stores them again"
+)
+
+
+def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
+    """The current Parquet files of each table under ``root``, for readers; a missing table has none.
+
+    Raises:
+        BadData: there is no table at all, or a table's log cannot be read.
+    """
+    path = local(root)
+    found: dict[TableName, list[str]] = {}
+    for name in TABLES:
+        try:
+            handle = DeltaTable(str(path / name))
+            found[name] = file_paths(path / name, handle)
+        except TableNotFoundError:
+            continue
+        except (DeltaError, OSError) as error:
+            raise BadData(f"table {path / name} cannot be read: {fault_of(path / name, error)}") from error
+        if empty := empty_commit(path / name, handle.version()):
+            raise BadData(EMPTY.format(empty))
+    if not found:
+        raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
+    return {name: found.get(name, []) for name in TABLES}
+
+
+def file_paths(folder: Path, handle: DeltaTable) -> list[str]:
+    """Absolute local paths of a table's files, in order. (delta-rs percent-encodes the folder in URIs.)"""
+    return sorted(str(folder / unquote(uri.rpartition("/")[2])) for uri in handle.file_uris())

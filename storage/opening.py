@@ -1,0 +1,56 @@
+"""Opens tables for writing: makes what is missing, mends a torn end of a log, adds later columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from driftline.errors import BadData
+from driftline.storage.listing import EMPTY
+from driftline.storage.remedies import fault_of
+from driftline.storage.table_log import empty_commit, set_aside_torn_end
+from driftline.storage.tables import TABLES, Table, TableName
+
+
+def open_table(root: Path, name: TableName) -> DeltaTable:
+    """The table ``name`` under ``root``, loaded anew. Raises BadData if it is not one of ours."""
+    path = root / name
+    table = TABLES[name]
+    try:
+        torn = set_aside_torn_end(path)
+        try:
+            handle = DeltaTable(str(path))
+        except TableNotFoundError:
+            if torn:
+                raise
+            DeltaTable.create(str(path), schema=table.schema, mode="ignore", description=table.row)
+            handle = DeltaTable(str(path))
+    except (DeltaError, OSError) as error:
+        raise BadData(
+            f"{path} cannot be opened as a table: {fault_of(path, error)}; or move the folder away or "
+            "choose another root (storage.root, DRIFTLINE_STORAGE__ROOT)"
+        ) from error
+    if empty := empty_commit(path, handle.version()):
+        raise BadData(EMPTY.format(empty))
+    _complete(path, table, handle)
+    return handle
+
+
+def _complete(path: Path, table: Table, handle: DeltaTable) -> None:
+    """Adds columns that an earlier version did not have; other tables are refused."""
+    found = {field.name for field in handle.schema().fields}
+    missing = [column for column in table.columns if column.name not in found]
+    foreign = [column.name for column in missing if not column.later]
+    if foreign:
+        raise BadData(f"{path} lacks the columns {', '.join(foreign)}: it was made by another program")
+    if not missing:
+        return
+    schema = Schema.from_arrow(pa.schema([pa.field(column.name, column.type) for column in missing]))
+    try:
+        handle.alter.add_columns(schema.fields)
+    except CommitFailedError:  # another sink was first
+        handle.update_incremental()
+        _complete(path, table, handle)
