@@ -7,12 +7,24 @@ They use nothing but what DuckDB has built in. Each has one line that says what 
 
 from __future__ import annotations
 
-from driftline.storage.views import alerts, attempts, correlation, curves, evals, ranks, runs
+from driftline.storage.views import (
+    alerts,
+    attempts,
+    correlation,
+    curve,
+    curves,
+    evals,
+    names,
+    ranks,
+    runs,
+)
 from driftline.storage.views.view import View
 
 VIEWS: tuple[View, ...] = (
+    *names.VIEWS,
     *attempts.VIEWS,
     *curves.VIEWS,
+    *curve.VIEWS,
     *alerts.VIEWS,
     *ranks.VIEWS,
     *runs.VIEWS,

@@ -15,3 +15,6 @@ class View(NamedTuple):
     example: str
     """A query that shows its use; ``docs/sql.md`` has its answer."""
     macro: str | None = None
+    """Its parameters. None may be named as a column of a view: DuckDB then takes the view's column for it."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """What each column of the answer means, in order."""

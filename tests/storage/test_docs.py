@@ -125,6 +125,22 @@ def columns_of(catalog: Catalog, view: View) -> str:
     return ", ".join(f"`{row[0]}` {short(row[1])}" for row in described)
 
 
+def answered(catalog: Catalog, view: View) -> dict[str, str]:
+    """The columns that the view, or the macro as its example calls it, answers with, and their types."""
+    source = f'"{view.name}"' if view.macro is None else called(view)
+    return {row[0]: short(row[1]) for row in catalog.rows(f"DESCRIBE FROM {source}")}
+
+
+def called(view: View) -> str:
+    """The call of a macro in its own example."""
+    start = view.example.index(view.name + "(")
+    for end in range(start, len(view.example) + 1):
+        part = view.example[start:end]
+        if part.endswith(")") and part.count("(") == part.count(")"):
+            return part
+    raise AssertionError(view.example)
+
+
 def short(sql_type: str) -> str:
     return sql_type.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
 
@@ -155,7 +171,11 @@ def page(catalog: Catalog) -> str:
             "",
             f"One row: {view.says}." if not view.macro else f"{view.says[0].upper()}{view.says[1:]}.",
         ]
-        if view.macro is None:
+        if view.columns:
+            lines += ["", "| column | type | meaning |", "|---|---|---|"]
+            types = answered(catalog, view)
+            lines += [f"| `{name}` | {types[name]} | {says} |" for name, says in view.columns]
+        elif view.macro is None:
             lines += ["", f"Columns: {columns_of(catalog, view)}."]
         lines += ["", *answer(catalog, view.example), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -173,3 +193,11 @@ def test_every_column_has_a_meaning_in_words() -> None:
     for table in TABLES.values():
         for column in table.columns:
             assert re.search(r"[a-z]", column.says), (table.name, column.name)
+
+
+def test_documented_columns_are_the_columns_of_the_answer(examples: Any) -> None:
+    with open_catalog(examples.root) as catalog:
+        for view in VIEWS:
+            if view.columns:
+                assert list(answered(catalog, view)) == [name for name, _ in view.columns], view.name
+            assert all(re.search(r"[a-z]", says) for _, says in view.columns), view.name
