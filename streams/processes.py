@@ -185,17 +185,18 @@ def map_names(
 ) -> tuple[FrameMap, I64]:
     """The series of a frame's names, and those in which its process does not take part yet.
 
-    Names that no sample uses give no series. Nobody takes part yet: frames that wait are of before.
+    Names that no sample uses give no series; new series are numbered in the order of their first samples, so
+    that the order of the names in a frame, which no table keeps, changes nothing. Nobody takes part yet:
+    frames that wait are of before.
     """
-    used = np.zeros(len(frame.names), np.bool_)
-    used[frame.metric] = True
-    chosen = np.flatnonzero(used).tolist()
+    used, first = np.unique(frame.metric, return_index=True)
+    chosen = used[np.argsort(first)].tolist()
     table = attempt.series
     whole = np.full(len(frame.names), -1, np.int64)
     for at in chosen:
         if frame.names[at] not in attempt.derivations.names:  # that name is taken
             whole[at] = table.find("", frame.names[at], public=True)
-    made = _follow(attempt, "", WHOLE, frame, whole)
+    made = _follow(attempt, "", WHOLE, [frame.names[at] for at in chosen if whole[at] >= 0])
     groups: list[I64 | None] = []
     needed: list[I64 | None] = []
     for kind, (label, public, hidden) in enumerate(_groups(config, attempt, process, frame), RANK):
@@ -204,7 +205,7 @@ def map_names(
             name = frame.names[at]
             if label and whole[at] >= 0 and (name in public or name in hidden):
                 ids[at] = table.find(label, name, public=name in public)
-        made += _follow(attempt, label, kind, frame, ids)
+        made += _follow(attempt, label, kind, [frame.names[at] for at in chosen if ids[at] >= 0])
         groups.append(_any(ids))
         needed.append(_any(np.where([name in hidden for name in frame.names], ids, -1)))
     found = FrameMap(whole, tuple(groups), tuple(needed))
@@ -222,12 +223,9 @@ def _any(ids: I64) -> I64 | None:
     return ids if (ids >= 0).any() else None
 
 
-def _follow(attempt: Attempt, label: str, kind: int, frame: frames.Frame, ids: I64) -> list[int]:
-    """Series of what is derived of the names that have one in a group."""
-    if not attempt.derivations:
-        return []
-    names = [frame.names[at] for at in np.flatnonzero(ids >= 0).tolist()]
-    return attempt.derivations.follow(attempt.series, label, kind, names)
+def _follow(attempt: Attempt, label: str, kind: int, names: list[str]) -> list[int]:
+    """Series of what is derived of the names, which have one in a group."""
+    return attempt.derivations.follow(attempt.series, label, kind, names) if attempt.derivations else []
 
 
 def _groups(

@@ -25,6 +25,16 @@ class Record(NamedTuple):
     value: bytes | None
 
 
+class Framed(NamedTuple):
+    """A record that carries a frame which is decoded already: as a replay has it. It stands for a
+    :class:`Record` with the frame's bytes."""
+
+    partition: int
+    offset: int
+    time_ms: int
+    frame: frames.Frame
+
+
 class OutputId(NamedTuple):
     """Names an output by the input position that caused it: the same after every crash and in every replay.
 

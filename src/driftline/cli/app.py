@@ -12,6 +12,7 @@ import typer
 
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, settings_of
 from driftline.cli.outcome import Level, entry, finish, set_up_logging
+from driftline.cli.replay_app import replay
 from driftline.cli.spool_app import spool_app
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check the settings file, show what is in effect.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spool_app, name="spool")
+app.command(rich_help_panel="Look")(replay)
 
 
 def _role(

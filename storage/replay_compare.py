@@ -1,0 +1,179 @@
+"""What the tables have of the pipeline's outputs, for replays to compare with; and where two lists differ.
+
+Rows that a repair wrote (revision above 0) are left out: they are not what the stream worker said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import duckdb
+import pyarrow as pa
+
+from driftline.errors import BadData
+from driftline.storage.listing import read_files
+from driftline.storage.relations import identifier, path, source
+from driftline.storage.tables import TABLES, Column, TableName
+
+OutputTable = Literal["windows", "alerts", "facts"]
+OUTPUTS: tuple[OutputTable, ...] = get_args(OutputTable)
+_BATCH_ROWS = 100_000
+_KEYS: dict[OutputTable, tuple[str, ...]] = {
+    "windows": ("run", "attempt", "axis", "span", "group", "metric", "start", "end", "offset"),
+    "alerts": ("run", "offset", "place"),
+    "facts": ("run", "offset", "place"),
+}
+_NEVER_NULL = {"span": "''"}
+
+
+class Reach(NamedTuple):
+    """Rows of one partition of a telemetry topic that certain records caused: offsets [start, end)."""
+
+    topic_uuid: str
+    partition: int
+    start: int
+    end: int
+
+
+class Difference(NamedTuple):
+    """A row that only one side has, or that both have with other values (stored, replayed)."""
+
+    table: str
+    what: Literal["only stored", "only replayed", "other values"]
+    run: str
+    offset: int
+    row: dict[str, Any]
+    """The row as stored, or as replayed where it is not stored."""
+    columns: dict[str, tuple[Any, Any]]
+    """Of other values: column -> stored, replayed."""
+
+
+class Stored:
+    """The output tables under ``root`` as they are now; ``runs`` limits them. Raises BadData."""
+
+    def __init__(self, root: str | os.PathLike[str], runs: Sequence[str] = ()) -> None:
+        self.root = Path(root)
+        self._files = read_files(root)
+        self._db = duckdb.connect()
+        self._db.execute("SET TimeZone = 'UTC'")
+        self._db.register("chosen", pa.table({"run": pa.array(runs, pa.utf8())}))
+        mine = "run IN (FROM chosen)" if runs else "true"
+        names: tuple[TableName, ...] = (*OUTPUTS, "evals")
+        for name in names:
+            live = "coalesce(revision, 0) = 0" if name == "windows" else "true"
+            relation = source(name, self._files[name])
+            self._db.execute(f"CREATE VIEW {name} AS FROM {relation} WHERE {mine} AND {live}")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def reached(self, topic_uuid: str, partition: int) -> int:
+        """The last offset that caused a stored row, -1 where none did."""
+        each = (
+            f'SELECT max("offset") AS top FROM {name} WHERE topic_uuid = $uuid AND "partition" = $partition'
+            for name in OUTPUTS
+        )
+        query = f"SELECT coalesce(max(top), -1) FROM ({' UNION ALL '.join(each)})"
+        return int(self._do(query, {"uuid": topic_uuid, "partition": partition}).fetchall()[0][0])
+
+    def batches(self, name: OutputTable, reaches: Sequence[Reach]) -> Iterator[pa.RecordBatch]:
+        """All rows that these records caused."""
+        if reaches:
+            found = self._do(f"FROM {name} AS t WHERE {_within(reaches)}")
+            yield from found.to_arrow_reader(_BATCH_ROWS)
+
+    def requests(self, reaches: Sequence[Reach]) -> pa.Table:
+        """Evaluations that were asked for and answered."""
+        where = " OR ".join(
+            f"(topic_uuid = '{reach.topic_uuid}' AND \"partition\" = {reach.partition})" for reach in reaches
+        )
+        query = f"""SELECT DISTINCT run, request, attempt, "trigger", suite, suite_version, checkpoint, step
+            FROM evals WHERE {where or "false"} ORDER BY ALL"""
+        return self._do(query).to_arrow_table()
+
+    def differences(
+        self, name: OutputTable, replayed: Path, reaches: Sequence[Reach], *, first: int
+    ) -> list[Difference]:
+        """The ``first`` differences in the order of the log; ``replayed``: a Parquet file of the rows."""
+        keys = _KEYS[name]
+        columns = [c for c in TABLES[name].columns if c.name not in _left_out(name)]
+        compared = [c for c in columns if c.name not in keys and not c.later]
+        sides = {
+            "stored": _side(name, f"(FROM {name} AS t WHERE {_within(reaches)})", columns),
+            "replayed": _side(name, f"read_parquet({path(str(replayed))})", columns),
+        }
+        on = ", ".join(identifier(key) for key in keys)
+        changed = " OR ".join(
+            f"stored.{identifier(c.name)} IS DISTINCT FROM replayed.{identifier(c.name)}" for c in compared
+        )
+        listed = ", ".join(
+            f"{side}.{identifier(c.name)} AS {identifier(side[0] + '_' + c.name)}"
+            for side in sides
+            for c in compared
+        )
+        query = f"""
+            WITH stored AS MATERIALIZED ({sides["stored"]}), replayed AS MATERIALIZED ({sides["replayed"]})
+            SELECT {on}, stored.there AS s_there, replayed.there AS r_there, {listed}
+            FROM stored FULL JOIN replayed USING ({on})
+            WHERE s_there IS NULL OR r_there IS NULL OR {changed or "false"}
+            ORDER BY "offset", {on} LIMIT {first}"""
+        rows = self._do(query).to_arrow_table().to_pylist()
+        return [_difference(name, row, keys, compared) for row in rows]
+
+    def _do(self, sql: str, parameters: object = None) -> Any:
+        try:
+            return self._db.sql(sql, params=parameters)
+        except duckdb.Error as error:
+            raise BadData(
+                f"the tables in {self.root} cannot be read: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _within(reaches: Sequence[Reach]) -> str:
+    return " OR ".join(
+        f"(topic_uuid = '{reach.topic_uuid}' AND \"partition\" = {reach.partition} "
+        f'AND "offset" >= {reach.start} AND "offset" < {reach.end})'
+        for reach in reaches
+    )
+
+
+def _left_out(name: OutputTable) -> frozenset[str]:
+    """Columns by which rows are not compared here: their place among the outputs of a record counts."""
+    return frozenset({"topic_uuid", "partition", "ordinal"} | ({"id"} if name == "facts" else set()))
+
+
+def _side(name: OutputTable, relation: str, columns: Sequence[Column]) -> str:
+    chosen = ", ".join(
+        f"coalesce({identifier(c.name)}, {_NEVER_NULL[c.name]}) AS {identifier(c.name)}"
+        if c.name in _NEVER_NULL
+        else identifier(c.name)
+        for c in columns
+    )
+    if name != "windows":
+        chosen += ', row_number() OVER (PARTITION BY run, "offset" ORDER BY ordinal) AS place'
+    return f"SELECT {chosen}, true AS there FROM {relation}"
+
+
+def _difference(
+    name: OutputTable, row: dict[str, Any], keys: Sequence[str], compared: Sequence[Column]
+) -> Difference:
+    stored = {c.name: row[f"s_{c.name}"] for c in compared}
+    replayed = {c.name: row[f"r_{c.name}"] for c in compared}
+    shown = {key: row[key] for key in keys if key != "place"}
+    if row["r_there"] is None:
+        return Difference(name, "only stored", row["run"], row["offset"], shown | stored, {})
+    if row["s_there"] is None:
+        return Difference(name, "only replayed", row["run"], row["offset"], shown | replayed, {})
+    other = {
+        column: (stored[column], replayed[column])
+        for column in stored
+        if not _same(stored[column], replayed[column])
+    }
+    return Difference(name, "other values", row["run"], row["offset"], shown | stored, other)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bool(one == other or (one != one and other != other))

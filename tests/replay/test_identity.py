@@ -1,0 +1,307 @@
+"""What is stored comes out again: the same bytes from the pipeline, the same rows; where not, it is said."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from driftline import config, events, frames
+from driftline.records import Framed, Output, Record
+from driftline.replay.player import Player
+from driftline.replay.proof import Proof, prove
+from driftline.storage import replay_source
+from driftline.storage.core import SinkCore, Spot
+from driftline.storage.lake import Lake
+from driftline.storage.replay_compare import Stored
+from driftline.storage.replay_source import Hole, TableLog, run_ids
+from driftline.streams.core import beginning
+from driftline.streams.pipeline import Pipeline
+
+SUITE = events.SuiteRef(name="sums", target="m:a")
+SETTINGS = config.PipelineConfig(
+    per_rank=["norm"], suites=[SUITE], triggers=config.Triggers(steps=100, at_start=True)
+)
+Store = Callable[..., Path]
+
+
+def replayed(root: Path, *runs: str) -> dict[tuple[str, int], list[Output]]:
+    """All outputs of a replay, by partition."""
+    log = TableLog(root, runs)
+    made = {}
+    for part in log.parts():
+        player = Player(part, log.configurations(part))
+        made[part.topic_uuid, part.partition] = [o for item in log.stretches(part) for o in player.play(item)]
+    return made
+
+
+def proven(root: Path, *runs: str) -> Proof:
+    return prove(TableLog(root, runs), Stored(root, runs), runs=runs)
+
+
+def odd(log: Any) -> Any:
+    """Two runs, one with a restart that goes back, junk, duplicates, empty and late frames, a change."""
+    one = log(settings=SETTINGS)
+    one.train("a", range(120))
+    one.put(b"junk")
+    one.put(None)
+    one.put(b'{"kind": "from_the_future", "v": 9, "run": "a", "process": "a-0-0", "seq": 100000}')
+    one.put(one.records[-8].value)
+    one.frame("a", "stranger", None, [("loss", 119, one.now_us, float("inf"), 1.0)])
+    one.put(frames.encode(frames.Frame("a", "nothing", 5, 0, [], *_nothing())))
+    one.configure(config.PipelineConfig(windows=[config.WindowSpec("step", 20, 5)], suites=[SUITE]))
+    one.train("a", range(100, 200), attempt=1, seed=3)
+    one.train("b", range(60), seed=4)
+    one.end("a", attempt=1)
+    one.wait(40)
+    one.frame("b", "b-0-0", 0, [("loss", 3, one.now_us - 30_000_000, 1.0, 1.0)])
+    one.wait(2)
+    one.end("b")
+    one.wait(20)
+    return one
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, log: Any, store: Any) -> tuple[Any, Path]:
+    """The odd trainings, and the tables of them."""
+    one = odd(log)
+    return one, store(tmp_path_factory.mktemp("odd") / "data", one)
+
+
+@pytest.fixture
+def own(whole: tuple[Any, Path], tmp_path: Path) -> tuple[Any, Path]:
+    """A copy of them that may be changed."""
+    return whole[0], Path(shutil.copytree(whole[1], tmp_path / "own"))
+
+
+def _nothing() -> tuple[Any, ...]:
+    empty = np.empty(0, np.int64)
+    return empty.astype(np.int16), empty, empty, np.empty(0), np.empty(0)
+
+
+@pytest.mark.parametrize("bound", [1_000_000, 40])
+def test_a_replay_from_the_tables_gives_the_bytes_that_the_pipeline_gave(
+    log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """Also when the log is much larger than what is held at once, and after compaction."""
+    monkeypatch.setattr(replay_source, "SAMPLES", bound)
+    monkeypatch.setattr(replay_source, "RECORDS", max(7, bound // 10))
+    one = odd(log)
+    other = log(partition=1, uuid="other")
+    other.train("c", range(40))
+    root = stored(one, other)
+    wanted = {
+        (each.uuid, each.partition): Pipeline().step(
+            beginning(Pipeline(), each.uuid, each.partition, each.records), each.records
+        )
+        for each in (one, other)
+    }
+    assert replayed(root) == wanted
+    for name in ("samples", "log"):
+        assert Lake(root).compact(name, at_least=1)
+    assert replayed(root) == wanted
+
+
+def test_every_stored_row_is_proven_of_a_run_of_many_and_of_all(whole: tuple[Any, Path]) -> None:
+    root = whole[1]
+    for runs in ((), ("a",), ("b",), ("a", "b")):
+        proof = proven(root, *runs)
+        assert proof.identical, proof.differences
+        assert {one.run for one in proof.compared} == set(runs or ("a", "b"))
+        assert min(one.stored.rows for one in proof.compared) > 0
+        assert (proof.beyond, proof.notes) == (0, [])
+
+
+def test_runs_are_found_by_id_or_by_name(whole: tuple[Any, Path]) -> None:
+    from driftline.errors import SettingsError
+
+    root = whole[1]
+    assert run_ids(root, ["b", "the a", "a"]) == ["a", "b"]
+    with pytest.raises(SettingsError, match="no run of this id or name"):
+        run_ids(root, ["nobody"])
+
+
+def test_a_row_that_is_not_as_it_was_is_named(log: Any, stored: Store) -> None:
+    """A lost alert and a changed window: which, and what of it, first in the order of the log."""
+    one = odd(log)
+    alert = next(
+        o
+        for o in Pipeline().step(beginning(Pipeline(), one.uuid, 0, one.records), one.records)
+        if o.topic == "alerts"
+    )
+    root = stored(one, skip=lambda output: output.id == alert.id)
+    proof = proven(root)
+    assert not proof.identical
+    assert [(d.table, d.what, d.offset) for d in proof.differences] == [
+        ("alerts", "only replayed", alert.id.offset)
+    ]
+    lake = Lake(root)
+    rows = Stored(root).batches("windows", [replay_reach(root)])
+    first = next(iter(rows)).slice(0, 1)
+    changed = first.set_column(first.schema.get_field_index("mean"), "mean", pa.array([123.0]))
+    keys = {name: first[name][0].as_py() for name in ("run", "offset", "start", "end", "metric", "group")}
+    lake.delete("windows", " AND ".join(f'"{name}" = {value!r}' for name, value in keys.items()))
+    lake.commit("windows", pa.table(changed), {}, {"x": 1})
+    named = [d for d in proven(root).differences if d.table == "windows"]
+    assert [(d.what, d.offset) for d in named] == [("other values", first["offset"][0].as_py())]
+    assert named[0].columns == {"mean": (123.0, pytest.approx(named[0].columns["mean"][1]))}
+
+
+def replay_reach(root: Path) -> Any:
+    from driftline.storage.replay_compare import Reach
+
+    part = TableLog(root).parts()[0]
+    return Reach(part.topic_uuid, part.partition, 0, part.end)
+
+
+def test_what_the_sink_has_not_stored_yet_is_no_difference(log: Any, stored: Store) -> None:
+    one = odd(log)
+    cut = len(one.records) // 2
+    root = stored(one, skip=lambda output: output.id.offset > cut)
+    proof = proven(root)
+    assert proof.identical
+    assert proof.beyond > 0
+
+
+def test_a_gap_that_the_stream_worker_told_of_is_played_again(own: tuple[Any, Path]) -> None:
+    """The sink has the records that the worker lost: the replay leaves them out as well."""
+    one, root = own
+    lost = range(200, 260)
+    core = Pipeline()
+    state = beginning(core, one.uuid, 0, one.records)
+    said = (
+        core.step(state, one.records[:200]) + core.gap(state, 200, 260) + core.step(state, one.records[260:])
+    )
+    lake = Lake(root)
+    for name in ("windows", "facts", "alerts"):
+        lake.delete(name, "true")
+    sink = SinkCore(lake)
+    spots = {
+        Spot(t, f"{t}-again", 0): [o.value for o in said if o.topic == t]
+        for t in ("windows", "facts", "alerts")
+    }
+    sink.resume(dict.fromkeys(spots, 0))
+    sink._rows.seen.outputs._high.clear()
+    for spot, values in spots.items():
+        sink.take(spot, [Record(0, at, 0, value) for at, value in enumerate(values)])
+    assert list(sink.commits())
+    assert proven(root).identical
+    items = [item for part in TableLog(root).parts() for item in TableLog(root).stretches(part)]
+    assert [item for item in items if isinstance(item, Hole)] == [Hole(lost.start, lost.stop)]
+
+
+def test_what_retention_deleted_is_said(own: tuple[Any, Path]) -> None:
+    one, root = own
+    border = one.records[300].time_ms * 1000
+    lake = Lake(root)
+    from datetime import UTC, datetime
+
+    instant = datetime.fromtimestamp(border / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    lake.delete("log", f'"received" < \'{instant}\' AND "offset" <> 5')
+    lake.delete("samples", f"\"time\" < '{instant}'")
+    proof = proven(root)
+    assert any("is deleted (storage.retention)" in note for note in proof.notes)
+    part = TableLog(root).parts()[0]
+    assert not part.beginning
+    assert part.start == next(r.offset for r in one.records if r.time_ms * 1000 >= border)
+
+
+def test_samples_without_rows_are_said(own: tuple[Any, Path]) -> None:
+    root = own[1]
+    assert Lake(root).delete("samples", '"run" = \'b\' AND "metric" = \'norm\' AND "step" = 50') == 3
+    proof = proven(root)
+    assert any("3 samples of frames that log has are not in samples" in note for note in proof.notes)
+    assert not proof.identical
+
+
+def test_a_frame_sent_again_to_a_topic_made_anew_is_new_to_its_pipeline(log: Any, stored: Store) -> None:
+    """To the tables it is a copy; the replay of the new topic takes its samples from the old one."""
+    old, new = log(uuid="old"), log(uuid="new")
+    old.train("a", range(30))
+    new.now_us = old.now_us
+    for record in old.records[1:]:
+        new.put(record.value)
+    new._seqs = old._seqs
+    new.train("a", range(30, 60), attempt=1)
+    root = stored(old)
+    lake = Lake(root)
+    sink = SinkCore(lake)
+    said = Pipeline().step(beginning(Pipeline(), "new", 0, new.records), new.records)
+    topics = {
+        Spot(t, f"{t}-new", 0): [o.value for o in said if o.topic == t]
+        for t in ("windows", "facts", "alerts")
+    }
+    sink.resume({Spot("telemetry", "new", 0): 0, **dict.fromkeys(topics, 0)})
+    sink.take(Spot("telemetry", "new", 0), new.records)
+    for spot, values in topics.items():
+        sink.take(spot, [Record(0, at, 0, value) for at, value in enumerate(values)])
+    assert list(sink.commits())
+    assert sink.counts["duplicate"] > 50
+    assert replayed(root)["new", 0] == said
+    assert proven(root).identical
+
+
+def test_decoded_frames_give_what_their_bytes_give(log: Any) -> None:
+    """Whatever the order of the names in a frame was."""
+    records = odd(log).records
+    wanted = Pipeline().step(beginning(Pipeline(), "u", 0, records), records)
+    chance = random.Random(1)
+    made: list[Record | Framed] = []
+    for record in records:
+        try:
+            frame = frames.decode(record.value or b"")
+        except Exception:  # noqa: BLE001  whatever is no frame stays bytes
+            made.append(record)
+            continue
+        order = list(range(len(frame.names)))
+        chance.shuffle(order)
+        metric = np.array([order.index(at) for at in frame.metric.tolist()], np.int16)
+        names = [frame.names[at] for at in order] + ["unused"]
+        made.append(Framed(0, record.offset, record.time_ms, frame._replace(names=names, metric=metric)))
+    assert Pipeline().step(beginning(Pipeline(), "u", 0, records), made) == wanted
+
+
+def _stories() -> ModuleType:
+    path = Path(__file__).parents[1] / "streams" / "test_scenarios.py"
+    spec = importlib.util.spec_from_file_location("driftline_tests_stories", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_stories_of_odd_trainings_are_replayed_from_the_tables(log: Any, stored: Store) -> None:
+    """Each of ``tests/streams/scenarios`` in a partition of its own: the same bytes, the same rows."""
+    stories = _stories()
+    streams = importlib.util.spec_from_file_location(
+        "driftline_tests_streams", Path(__file__).parents[1] / "streams" / "conftest.py"
+    )
+    assert streams is not None
+    assert streams.loader is not None
+    shared = importlib.util.module_from_spec(streams)
+    streams.loader.exec_module(shared)
+    logs = []
+    for number, path in enumerate(stories.FILES):
+        story = stories.Story(shared.Log(Pipeline()))
+        story.run = f"r-{number}"  # a run lives in one partition
+        story.do_run = lambda name, story=story, number=number: setattr(story, "run", f"{name}-{number}")
+        story.play(path.read_text(encoding="utf-8"))
+        each = log(uuid=f"story-{number}", partition=number)
+        each.records = [record._replace(partition=number) for record in story.log.records]
+        logs.append(each)
+    root = stored(*logs)
+    made = replayed(root)
+    for each, path in zip(logs, stories.FILES, strict=True):
+        core = Pipeline()
+        state = beginning(core, each.uuid, each.partition, each.records)
+        assert made[each.uuid, each.partition] == core.step(state, each.records), path.stem
+    assert proven(root).identical
