@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +29,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from driftline.errors import BadData, Unavailable
 from driftline.storage.alone import alone, together
 from driftline.storage.listing import file_paths
-from driftline.storage.opening import open_table
+from driftline.storage.opening import Handles
 from driftline.storage.relations import source
 from driftline.storage.remedies import told
 from driftline.storage.resume import READ, read_seen
@@ -35,6 +37,7 @@ from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
 from driftline.storage.store import Conflict
+from driftline.storage.table_log import trim
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
 COMPACT_FILES = 32
@@ -46,6 +49,7 @@ _TARGET_BYTES = 128 * 1024 * 1024
 _ROW_GROUP = 256 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
+_TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
 _OUR_FILES = "part-*-c000.zstd.parquet"
 
 
@@ -60,7 +64,7 @@ class Lake:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = writable(root)
-        self._handles: dict[TableName, DeltaTable] = {}
+        self._handles = Handles(self.root)
         self._compacted: dict[TableName, int] = {}
         self._full: Full | None = None
         self.reload()
@@ -68,14 +72,14 @@ class Lake:
     def reload(self) -> None:
         """Loads every table anew, with all that other writers committed."""
         for name in TABLES:
-            self._handles[name] = open_table(self.root, name)
+            self._handles.load(name)
             self._compacted.setdefault(name, 0)
 
     def refresh(self) -> None:
         """Shows what others committed since, faster than :meth:`reload`. Raises Unavailable."""
         try:
-            for handle in self._handles.values():
-                handle.update_incremental()
+            for name in TABLES:
+                self._handles[name].update_incremental()
         except (DeltaError, OSError) as error:
             raise Unavailable(f"the tables in {self.root} cannot be read: {told(error)}") from error
 
@@ -94,8 +98,7 @@ class Lake:
 
     def version(self, name: TableName, app: str) -> int:
         """Last offset of ``app`` whose rows the table has, -1 before the first."""
-        version = self._handles[name].transaction_version(app)
-        return -1 if version is None else version
+        return _version(self._handles[name], app)
 
     def commit(
         self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
@@ -105,8 +108,8 @@ class Lake:
             self._full.check(self.root)
         handle = self._handles[name]
         for app, offset in expected.items():
-            if self.version(name, app) != offset:
-                raise Conflict(f"{name}: {app} is at {self.version(name, app)}, not at {offset}")
+            if (found := _version(handle, app)) != offset:
+                raise Conflict(f"{name}: {app} is at {found}, not at {offset}")
         transactions = [Transaction(app, offset) for app, offset in moves.items()]
         properties = CommitProperties(app_transactions=transactions)
         try:
@@ -129,6 +132,8 @@ class Lake:
         except CommitFailedError as error:
             raise Conflict(f"{name}: {error}") from error
         except (DeltaError, OSError) as error:
+            if _TRIMMED.search(str(error)):
+                raise Conflict(f"{name}: others went on while this sink stood still") from error
             line = f"table {name} in {self.root} cannot be written: {told(error)}"
             self._remove_orphans(name)
             self._full = Full(line, free_bytes(self.root)) if "No space left" in line else None
@@ -195,6 +200,15 @@ class Lake:
                 f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
             ) from error
 
+    def trim_log(self, name: TableName) -> int:
+        """Removes entries of the table's log that nobody needs; how many. Raises Unavailable if it cannot."""
+        try:
+            return trim(self.root / name, time.time())
+        except OSError as error:
+            raise Unavailable(
+                f"the log of table {name} in {self.root} cannot be trimmed: {told(error)}"
+            ) from error
+
     def _old(self, name: TableName, keep_hours: int) -> list[str]:
         """Names of files that were part of the table and have not been for so long."""
         old = self._handles[name].vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
@@ -232,15 +246,24 @@ class Lake:
             with alone(self.root / name / "_compacting") as mine:
                 if not mine:
                     return None
-                handle = self._handles[name] = DeltaTable(str(self.root / name))
+                handle = self._handles.load(name)
                 with together(self.root / name / _WRITING):
                     return rewrite(handle)
         except CommitFailedError:
-            self._handles[name] = open_table(self.root, name)  # someone else changed the files: fine
+            self._handles.load(name)  # someone else changed the files: fine
             return {}
         except (DeltaError, OSError) as error:
             self._remove_orphans(name)
             raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
+
+
+def _version(handle: DeltaTable, app: str) -> int:
+    """Raises Conflict if the log that the handle rests on is gone."""
+    try:
+        version = handle.transaction_version(app)
+    except DeltaError as error:
+        raise Conflict(f"the log has moved on: {told(error)}") from error
+    return -1 if version is None else version
 
 
 def writer_properties(name: TableName) -> WriterProperties:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,8 +12,31 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from driftline.errors import BadData
 from driftline.storage.listing import EMPTY
 from driftline.storage.remedies import fault_of
-from driftline.storage.table_log import empty_commit, set_aside_torn_end
+from driftline.storage.table_log import KEEP_LOG_S, empty_commit, set_aside_torn_end
 from driftline.storage.tables import TABLES, Table, TableName
+
+RELOAD_S = KEEP_LOG_S / 2
+
+
+class Handles:
+    """The tables under one root as this process knows them. A handle reads the table's log again and again
+    and must not rest on entries that others have trimmed: it is loaded anew every ``RELOAD_S``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._handles: dict[TableName, DeltaTable] = {}
+        self._loaded: dict[TableName, float] = {}
+
+    def __getitem__(self, name: TableName) -> DeltaTable:
+        if time.monotonic() - self._loaded.get(name, -RELOAD_S) >= RELOAD_S:
+            self.load(name)
+        return self._handles[name]
+
+    def load(self, name: TableName) -> DeltaTable:
+        """Loads it now, as :func:`open_table`."""
+        self._loaded[name] = time.monotonic()
+        self._handles[name] = open_table(self._root, name)
+        return self._handles[name]
 
 
 def open_table(root: Path, name: TableName) -> DeltaTable:

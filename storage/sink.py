@@ -298,6 +298,7 @@ class Sink:
             self._commit(empty=empty)
             self._well()
             self._upkeep.compact()
+            self._upkeep.trim()
         self._upkeep.renew_catalog()
         if now - self._last_health >= _HEALTH_US:
             self._behind = reader.lag()

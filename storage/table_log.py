@@ -2,6 +2,10 @@
 
     0.json .. 100.json   100.checkpoint.parquet   _last_checkpoint   101.json ..   (of 20 digits each)
 
+It grows by a file per commit, and delta-rs lists all of them each time: with 10,000 commits there a commit
+took 170 ms, with 50,000 734 ms (CPU time, 1.6.6) [measured]; its own clean-up keeps 30 days, far more than a
+sink that commits every two seconds could bear. So :func:`trim` keeps what tables and handles need, no more.
+
 delta-rs writes each file whole and renames it, so no process can leave half of one; but a power cut can,
 since nothing waits for the disk. It says that a log is broken, yet not which file; and a commit file of 0
 bytes it takes for a commit that does nothing, so its rows would be missing without a word [seen with 1.6.6].
@@ -17,6 +21,8 @@ from pathlib import Path
 _COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _MAGIC = b"PAR1"
+KEEP_LOG_S = 600
+"""Handles that were loaded longer ago may find that what they rest on is gone; see :mod:`.opening`."""
 
 
 def fault(folder: Path) -> str | None:
@@ -65,6 +71,25 @@ def set_aside_torn_end(folder: Path) -> list[Path]:
     return done
 
 
+def trim(folder: Path, now_s: float) -> int:
+    """Removes the commits and checkpoints before the newest checkpoint that is older than ``KEEP_LOG_S`` and
+    not the last one; how many. The table stays what it is, and so does every handle of the last minutes.
+
+    Does nothing unless that checkpoint and the last one look whole: each may have to stand in for the other.
+    """
+    log = folder / "_delta_log"
+    names = sorted(path.name for path in log.iterdir())
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
+    old = [name for name in checkpoints[:-1] if now_s - (log / name).stat().st_mtime > KEEP_LOG_S]
+    if not old or not (_is_parquet(log / old[-1]) and _is_parquet(log / checkpoints[-1])):
+        return 0
+    kinds = (_COMMIT, _CHECKPOINT)
+    gone = [n for n in names if any(kind.fullmatch(n) for kind in kinds) and int(n[:20]) < int(old[-1][:20])]
+    for name in gone:
+        (log / name).unlink(missing_ok=True)  # another sink may trim too
+    return len(gone)
+
+
 def _commits(names: list[str]) -> list[str]:
     """Those after the last checkpoint, in order."""
     last = max((int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))), default=-1)
@@ -99,4 +124,5 @@ def _hinted(log: Path) -> int | None:
 
 def _without_checkpoint(path: Path) -> str:
     hint = path.parent / "_last_checkpoint"
-    return f"bring it back from a copy, or delete it and {hint} (the commits before it stay for 30 days)"
+    kept = "the checkpoint before it and the commits since stay"
+    return f"bring it back from a copy, or delete it and {hint} ({kept})"

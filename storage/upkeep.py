@@ -25,6 +25,7 @@ from driftline.storage.trouble import Trouble
 FIRST_US = 10 * SECOND_US
 EVERY_US = 3600 * SECOND_US
 RETRY_US = 600 * SECOND_US
+TRIM_US = 60 * SECOND_US
 _END_COMPACT_BYTES = 256 * 1024 * 1024
 """Larger tables are not compacted at the end, so that stopping takes seconds."""
 
@@ -49,6 +50,7 @@ class Upkeep:
         self._last_catalog = clock.steady_us()
         self._next_expiry = self._last_catalog + FIRST_US
         self._next_compaction = self._last_catalog
+        self._next_trim = self._last_catalog
         self._catalog_trouble = Trouble()
         self._changed = True
 
@@ -70,6 +72,19 @@ class Upkeep:
             self._changed = True  # perhaps only the clean-up after it failed
             self._say(f"sink: rows are safe, trying again in 10 minutes: {error}")
             self._next_compaction = self._clock.steady_us() + RETRY_US
+
+    def trim(self) -> None:
+        """Keeps the tables' logs short, if it is time to: each of their files costs each commit something."""
+        now = self._clock.steady_us()
+        if now < self._next_trim:
+            return
+        self._next_trim = now + TRIM_US
+        for name in TABLE_NAMES:
+            try:
+                self._lake.trim_log(name)
+            except Unavailable as error:
+                self._say(f"sink: rows are safe, trying again in 10 minutes: {error}")
+                self._next_trim = now + RETRY_US
 
     def expire(self, telemetry_uuid: str, partitions: int) -> None:
         """Deletes what has expired, if it is time to (see :mod:`driftline.storage.retention`)."""

@@ -6,6 +6,8 @@ Never fewer rows without a word; and what the newest commit lost a sink stores a
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
 from driftline.storage.open import open_catalog
+from driftline.storage.store import Conflict
 
 
 class Log:
@@ -126,3 +129,37 @@ def test_a_broken_checkpoint_is_named_and_its_remedy_brings_all_rows_back(
     assert log.rows() == (30, 30)
     log.sink()
     assert log.rows() == (30, 30)
+
+
+def test_a_log_of_ten_thousand_commits_is_trimmed_to_what_the_table_needs(tmp_path: Path, make: Any) -> None:
+    """A day of commits every two seconds: the log stays short, rows and positions stay, and neither a
+    handle from before nor one that is stale beyond the log lets a row in twice."""
+    lake, stale = Lake(tmp_path), Lake(tmp_path)
+    zombie = Lake(tmp_path)
+    lake.commit("facts", None, {"u/0": -1}, {"u/0": 0})
+    folder = tmp_path / "facts" / "_delta_log"
+    for at in range(330):
+        lake.commit("facts", None, {"u/0": at}, {"u/0": at + 1})
+        if at == 250:
+            stale.reload()
+    assert lake.trim_log("facts") == 0, "what is young stays"
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 3600,) * 2)
+    assert lake.trim_log("facts") > 150
+    assert len(list(folder.glob("*.json"))) < 240
+    assert Lake(tmp_path).version("facts", "u/0") == 330
+    assert stale.version("facts", "u/0") == 251, "it rests on what was kept"
+    for old, before in ((stale, 251), (zombie, -1)):
+        with pytest.raises(Conflict):
+            old.commit("facts", None, {"u/0": before}, {"u/0": before + 1})
+        with pytest.raises(Conflict):
+            old.commit("facts", None, {}, {"u/0": before + 1})
+        old.reload()
+        old.commit("facts", None, {"u/0": old.version("facts", "u/0")}, {"u/0": 330})
+    lake.reload()
+    checkpoint = sorted(folder.glob("*.checkpoint.parquet"))[-1]
+    cut(checkpoint)
+    assert lake.trim_log("facts") == 0, "the older checkpoint is what the table can be mended from"
+    checkpoint.unlink()
+    (folder / "_last_checkpoint").unlink()
+    assert Lake(tmp_path).version("facts", "u/0") == 330
