@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -13,8 +14,12 @@ from driftline.cli.outcome import Level, finish, set_up_logging
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from driftline.config import PipelineConfig
+    from driftline.replay.labels import Incident
     from driftline.replay.proof import Window
     from driftline.storage.replay_source import Part, TableLog
+
+    Reaches = Callable[[Part], tuple[int, int]]
 
 Runs = Annotated[list[str] | None, typer.Argument(help="Run ids or names. Default: all.", show_default=False)]
 From = Annotated[
@@ -31,36 +36,91 @@ def replay(
     root: Root = None,
     begin: From = None,
     end: To = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings file: what would have been said with its windows, rules, triggers ..."),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Incidents that happened (CSV or JSON): how many alerts were right."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="With --config: a line per difference.")] = False,
     log_level: LogLevel = Level.WARNING,
 ) -> None:
     """Run the past again: prove that it gives the same, or see what other rules would have said.
 
     Reads the input log back from the tables and feeds it through the same code, at full speed. What is stored
-    of it must come out again, row by row; exit code 1 where it does not.
+    of it must come out again, row by row; exit code 1 where it does not. With --config it shows what that
+    configuration would have said instead.
     """
 
     def run() -> int:
         set_up_logging(log_level, role="replay")
-        from driftline.cli import replay_view
-        from driftline.replay.proof import prove
-        from driftline.storage.replay_compare import Stored
+        from driftline.errors import SettingsError
         from driftline.storage.replay_source import TableLog, run_ids
-
         from driftline.streams import extensions
 
-        settings = settings_of(None, root=root)
+        settings = settings_of(config, root=root)
         extensions.trust(settings.pipeline)
+        if labels is not None and config is None:
+            raise SettingsError("--labels", str(labels), "name the configuration to be tested with --config")
         where = settings.storage.root
         chosen = run_ids(where, runs or [])
-        log, stored = TableLog(where, chosen), Stored(where, chosen)
-        with replay_view.progress(log.parts()) as tell:
-            proof = prove(log, stored, runs=chosen, window=within(log, bounds(begin, end)), tell=tell)
-            seconds = tell.seconds()
-        replay_view.show_proof(proof, seconds, as_json=as_json)
-        return 0 if proof.identical else 1
+        log = TableLog(where, chosen)
+        window = within(log, bounds(begin, end))
+        if config is None:
+            return _prove(where, log, chosen, window, as_json=as_json)
+        incidents = [] if labels is None else _incidents(where, labels)
+        form = "json" if as_json else "csv" if as_csv else "table"
+        return _backtest(log, settings.pipeline, chosen, window, incidents, form)
 
     finish(run, name="replay", debug=log_level is Level.DEBUG)
+
+
+def _prove(where: str, log: TableLog, runs: list[str], window: Reaches, *, as_json: bool) -> int:
+    from driftline.cli import replay_view
+    from driftline.replay.proof import prove
+    from driftline.storage.replay_compare import Stored
+
+    with replay_view.progress(log.parts()) as tell:
+        proof = prove(log, Stored(where, runs), runs=runs, window=window, tell=tell)
+        seconds = tell.seconds()
+    replay_view.show_proof(proof, seconds, as_json=as_json)
+    return 0 if proof.identical else 1
+
+
+def _backtest(
+    log: TableLog,
+    other: PipelineConfig,
+    runs: list[str],
+    window: Reaches,
+    incidents: list[Incident],
+    form: str,
+) -> int:
+    from driftline.cli import replay_diff_view, replay_view
+    from driftline.replay.backtest import backtest
+
+    with replay_view.progress(log.parts()) as tell:
+        found = backtest(log, other, runs=runs, window=window, incidents=incidents, tell=tell)
+        seconds = tell.seconds()
+    replay_diff_view.show(found, seconds, form=form)
+    return 0
+
+
+def _incidents(where: str, file: Path) -> list[Incident]:
+    """Labels with the ids of their runs. Raises SettingsError."""
+    from driftline.errors import SettingsError
+    from driftline.replay.labels import read
+    from driftline.storage.replay_source import run_ids
+
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError("--labels", str(file), f"the file cannot be read: {error.strerror}") from error
+    found = read(text, str(file))
+    ids = {run: run_ids(where, [run])[0] for run in {one.run for one in found}}
+    return [one._replace(run=ids[one.run]) for one in found]
 
 
 def bounds(begin: str | None, end: str | None) -> tuple[Window, ...]:
@@ -91,7 +151,7 @@ def position(option: str, text: str) -> tuple[int, Literal["offset", "time_us"]]
     return round(moment.timestamp() * 1_000_000), "time_us"
 
 
-def within(log: TableLog, places: tuple[Window, ...]) -> Callable[[Part], tuple[int, int]]:
+def within(log: TableLog, places: tuple[Window, ...]) -> Reaches:
     """The offsets of a partition that the places mean."""
 
     def reach(part: Part) -> tuple[int, int]:
