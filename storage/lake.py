@@ -36,7 +36,8 @@ from driftline.storage.resume import READ, read_seen
 from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
-from driftline.storage.store import Conflict
+from driftline.storage.store import App, Conflict
+from driftline.storage.strays import OURS, Stray, set_aside, strays
 from driftline.storage.table_log import trim
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
@@ -50,7 +51,6 @@ _ROW_GROUP = 256 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
-_OUR_FILES = "part-*-c000.zstd.parquet"
 
 
 class Lake:
@@ -173,16 +173,24 @@ class Lake:
         self._remove_orphans(name)
         return True
 
-    def delete(self, name: TableName, predicate: str) -> int:
+    def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
         """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
 
-        Files that lose all their rows go, files that lose some are written anew; positions stay, and the old
+        ``cutoff_us``: what is older has expired; the table then says so (:attr:`App.RETENTION`). Files that
+        lose all their rows go, files that lose some are written anew; positions stay, and the old
         files until :meth:`vacuum`. Does nothing while another process compacts the table or deletes from it,
         or if it commits meanwhile. Raises Unavailable if the folder cannot be written; then all rows stay.
         """
         properties = writer_properties(name)
+        cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
         done = self._rewrite(
-            name, "rid of old rows", lambda handle: handle.delete(predicate, writer_properties=properties)
+            name,
+            "rid of old rows",
+            lambda handle: handle.delete(
+                predicate,
+                writer_properties=properties,
+                commit_properties=CommitProperties(app_transactions=cutoff),
+            ),
         )
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
@@ -199,6 +207,18 @@ class Lake:
             raise Unavailable(
                 f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
             ) from error
+
+    def set_aside(self, name: TableName) -> list[Stray]:
+        """Moves what does not belong to the table and could be taken for its rows to the quarantine; gives
+        what it moved. Never what a commit on its way may have written. Raises Unavailable if it cannot."""
+        folder = self.root / name
+        try:
+            self._handles[name].update_incremental()
+            known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
+            found = [stray for stray in strays(folder, known, time.time()) if stray.movable]
+            return [stray for stray in found if set_aside(self.root, name, stray.path) is not None]
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"{folder} cannot be rid of foreign files: {told(error)}") from error
 
     def trim_log(self, name: TableName) -> int:
         """Removes entries of the table's log that nobody needs; how many. Raises Unavailable if it cannot."""
@@ -230,8 +250,14 @@ class Lake:
             if mine:
                 self._handles[name].update_incremental()
                 known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
-                here = (path.name for path in (self.root / name).glob(_OUR_FILES))
-                self._unlink(name, [file for file in here if file not in known])
+                here = [path.name for path in (self.root / name).glob("part-*") if OURS.fullmatch(path.name)]
+                left = [file for file in here if file not in known]
+                if any((self.root / name / "_delta_log").glob("*.torn")):
+                    # Of a commit that a power cut tore: perhaps the only copy of its rows.
+                    for file in left:
+                        set_aside(self.root, name, self.root / name / file)
+                else:
+                    self._unlink(name, left)
 
     def _rewrite(
         self, name: TableName, what: str, rewrite: Callable[[DeltaTable], dict[str, Any]]
