@@ -10,14 +10,60 @@ from typing import Any
 
 import pytest
 
+from driftline import events
+from driftline.events import ImportSegment
 from driftline.importing import detect, load
 from driftline.importing.load import Loading, Made
 from driftline.importing.reading import Options
+from driftline.importing.telling import Log
 from driftline.settings import Settings, StorageSettings
 from driftline.storage.lake import Lake
+from driftline.storage.memory_lake import Faults, MemoryLake, MemoryRoot
 from driftline.storage.open import Catalog
+from driftline.storage.store import Tables
+from driftline.storage.tables import TABLE_NAMES
 
-Import = Callable[..., Made]
+Before = Callable[[str], list[ImportSegment]]
+
+
+def imported(
+    tables: Tables, before: Before, settings: Settings, path: Path, *, settled: bool, options: Options
+) -> Made:
+    for found in detect.find(path, options):
+        opened = detect.open_source(found, options, lambda key: load.reading_of(before(key)))
+        made = Loading(
+            opened.source,
+            opened.reading,
+            opened.key,
+            settings=settings,
+            tables=tables,
+            before=before(opened.key),
+            changed_s=time.time() - 3600 if settled else opened.changed_s,
+        ).run()
+    return made
+
+
+class Memory:
+    """Tables in memory: imports that are killed a hundred times in a second."""
+
+    def __init__(self) -> None:
+        self.root = MemoryRoot()
+
+    def imported(self, path: Path, faults: Faults = lambda moment, name: None) -> Made:
+        lake = MemoryLake(self.root, faults)
+        return imported(lake, self._before, Settings(), path, settled=True, options=Options())
+
+    def _before(self, key: str) -> list[ImportSegment]:
+        uuid = Log.of(key).telemetry
+        rows = self.root.rows("log").sort_by("offset").to_pylist()
+        found = [
+            row["payload"] for row in rows if row["kind"] == "import_segment" and row["topic_uuid"] == uuid
+        ]
+        return [events.decode(payload) for payload in found]  # type: ignore[misc]
+
+    def everything(self) -> dict[str, list[str]]:
+        """All rows of all tables, in one order, as text (NaN equals itself)."""
+        return {name: sorted(map(str, self.root.rows(name).to_pylist())) for name in TABLE_NAMES}
 
 
 class Place:
@@ -27,22 +73,17 @@ class Place:
         self.root = root
         self.settings = Settings(storage=StorageSettings(root=str(root)))
 
-    def imported(self, path: Path, *, lake: Lake | None = None, settled: bool = True, **options: Any) -> Made:
+    def imported(self, path: Path, *, lake: Any = None, settled: bool = True, **options: Any) -> Made:
         """The last of the sources at ``path``, imported as the command does it."""
-        lake = lake or Lake(self.root)
-        said = Options(**options)
-        for found in detect.find(path, said):
-            opened = detect.open_source(found, said, lambda key: load.earlier(lake, key))
-            changed_s = opened.changed_s if not settled else time.time() - 3600
-            made = Loading(
-                opened.source,
-                opened.reading,
-                opened.key,
-                settings=self.settings,
-                lake=lake,
-                changed_s=changed_s,
-            ).run()
-        return made
+        return imported(
+            lake or self.open(), self.before, self.settings, path, settled=settled, options=Options(**options)
+        )
+
+    def open(self) -> Lake:
+        return Lake(self.root)
+
+    def before(self, key: str) -> list[ImportSegment]:
+        return load.before(self.open(), key)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         with Catalog(self.root) as catalog:
@@ -60,6 +101,12 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "tables")
+
+
+@pytest.fixture
+def memory() -> type[Memory]:
+    """Makes tables in memory."""
+    return Memory
 
 
 @pytest.fixture

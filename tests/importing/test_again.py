@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from driftline import events
@@ -49,22 +48,18 @@ class Killed(Exception):
     """The process was killed here."""
 
 
-class Dying(Lake):
-    """Tables whose writer is killed before the commit of that number, or after it."""
+def killed_at(number: int, moment: str) -> Callable[[str, TableName], None]:
+    """Kills before or after the commit of that number."""
+    left = number
 
-    def __init__(self, root: Path, at: int, *, landed: bool) -> None:
-        super().__init__(root)
-        self.left, self._landed = at, landed
+    def faults(now: str, name: TableName) -> None:
+        nonlocal left
+        if now == moment:
+            left -= 1
+            if left < 0:
+                raise Killed
 
-    def commit(
-        self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
-    ) -> None:
-        self.left -= 1
-        if self.left < 0 and not self._landed:
-            raise Killed
-        super().commit(name, rows, expected, moves)
-        if self.left < 0:
-            raise Killed
+    return faults
 
 
 @pytest.fixture
@@ -72,10 +67,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits every two records, so that there is much to be killed between."""
     monkeypatch.setattr(load, "BATCH", 2)
     monkeypatch.setattr(load, "COMMIT_BYTES", 1)
-
-
-def other_place(place: Any, tmp_path: Path) -> Any:
-    return type(place)(tmp_path / "clean")
 
 
 def test_a_second_import_adds_nothing_and_says_so(place: Any, path: Path) -> None:
@@ -89,40 +80,51 @@ def test_a_second_import_adds_nothing_and_says_so(place: Any, path: Path) -> Non
     assert before["alerts"]
 
 
-@pytest.mark.parametrize("landed", [False, True])
-def test_killed_at_any_commit_and_run_again_it_leaves_what_a_whole_import_leaves(
-    place: Any, path: Path, tmp_path: Path, often: None, landed: bool
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_at_every_commit_and_run_again_it_leaves_what_a_whole_import_leaves(
+    memory: Any, path: Path, often: None, moment: str
 ) -> None:
-    clean = other_place(place, tmp_path)
+    clean = memory()
     clean.imported(path)
     kills = 0
-    for at in range(3, 600, 23):
-        dying = Dying(place.root, at, landed=landed)
+    for at in range(0, 1_000, 3):
+        killed = memory()
         try:
-            place.imported(path, lake=dying)
+            killed.imported(path, killed_at(at, moment))
+            break
         except Killed:
             kills += 1
-            continue
-        break
-    place.imported(path)
-    assert kills > 2
-    assert place.everything() == clean.everything()
+        killed.imported(path)
+        assert killed.everything() == clean.everything(), at
+    assert kills > 20
 
 
-def test_killed_and_grown_it_first_ends_what_it_had_begun(
-    place: Any, path: Path, tmp_path: Path, often: None
-) -> None:
-    clean = other_place(place, tmp_path)
+def test_killed_again_and_again_it_comes_to_its_end(memory: Any, path: Path, often: None) -> None:
+    clean, killed = memory(), memory()
+    clean.imported(path)
+    kills = 0
+    while True:
+        try:
+            killed.imported(path, killed_at(1, "after"))
+            break
+        except Killed:
+            kills += 1
+    assert kills > 20
+    assert killed.everything() == clean.everything()
+
+
+def test_killed_and_grown_it_first_ends_what_it_had_begun(memory: Any, path: Path, often: None) -> None:
+    clean, killed = memory(), memory()
     clean.imported(path)
     with pytest.raises(Killed):
-        place.imported(path, lake=Dying(place.root, 17, landed=True))
+        killed.imported(path, killed_at(17, "after"))
     with path.open("a") as file:
         file.write(text(STEPS, STEPS + 50))
-    made = place.imported(path)
+    made = killed.imported(path)
     clean.imported(path)
     assert made.already
-    assert place.everything() == clean.everything()
-    assert place.rows("SELECT count(*), count(DISTINCT (step, rank, metric)) FROM samples") == [(900, 900)]
+    assert killed.everything() == clean.everything()
+    assert killed.root.rows("samples").num_rows == SAMPLES * 3 // 2
 
 
 def test_of_a_source_that_has_grown_only_the_new_part_is_added(place: Any, path: Path) -> None:
@@ -173,8 +175,11 @@ def test_the_same_file_read_in_another_way_is_refused(place: Any, path: Path) ->
         place.imported(path, step_column="-")
 
 
-def test_a_sink_that_writes_at_the_same_time_is_not_disturbed(place: Any, path: Path, often: None) -> None:
+def test_a_sink_that_writes_at_the_same_time_is_not_disturbed(
+    place: Any, path: Path, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither is refused a commit, and both have all their rows."""
+    monkeypatch.setattr(load, "BATCH", 10)
     sink = SinkCore(Lake(place.root))
     spot = Spot("telemetry", "6ac46c8a-0000-0000-0000-000000000000", 3)
     sink.resume({spot: 0})
@@ -191,7 +196,7 @@ def test_a_sink_that_writes_at_the_same_time_is_not_disturbed(place: Any, path: 
 
     place.imported(path, lake=Beside(place.root))
     counted = dict(place.rows("SELECT kind, count(*) FROM log WHERE outcome = 'stored' GROUP BY kind"))
-    assert at > 10
+    assert at > 5
     assert counted["tick"] == at + 1
     assert place.rows("SELECT count(*) FROM samples") == [(SAMPLES,)]
 
@@ -238,20 +243,22 @@ def test_without_the_pipeline_rows_come_and_a_later_import_adds_the_windows(
     assert not made.windows
     assert place.rows("SELECT count(*) FROM windows") == [(0,)]
     place.imported(path)
-    clean = other_place(place, tmp_path)
+    clean = type(place)(tmp_path / "clean")
     clean.imported(path)
     assert place.everything() == clean.everything()
 
 
-def test_a_full_disk_is_said_and_the_import_goes_on_later(place: Any, path: Path, often: None) -> None:
-    class Full(Dying):
-        def commit(self, *arguments: Any) -> None:
-            try:
-                super().commit(*arguments)
-            except Killed:
-                raise Unavailable("no space") from None
+def test_a_full_disk_is_said_and_the_import_goes_on_later(memory: Any, path: Path, often: None) -> None:
+    def full(moment: str, name: TableName) -> None:
+        try:
+            kill(moment, name)
+        except Killed:
+            raise Unavailable("no space") from None
 
+    clean, filled = memory(), memory()
+    kill = killed_at(20, "before")
     with pytest.raises(Unavailable, match="no space"):
-        place.imported(path, lake=Full(place.root, 20, landed=False))
-    place.imported(path)
-    assert place.rows("SELECT count(*) FROM samples") == [(SAMPLES,)]
+        filled.imported(path, full)
+    filled.imported(path)
+    clean.imported(path)
+    assert filled.everything() == clean.everything()

@@ -13,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from driftline.events import ImportSegment
 from driftline.importing import detect
-from driftline.importing.load import Loading, Made, earlier, finish
+from driftline.importing.load import Loading, Made, before, finish, reading_of
 from driftline.importing.load import Progress as Tell
 from driftline.importing.reading import Options
 from driftline.settings import Settings
@@ -33,15 +34,15 @@ def run_import(
     changed = False
     try:
         for one in found:
-            known = _no_earlier if lake is None else lambda key: earlier(lake, key)
-            opened = detect.open_source(one, options, known)
+            opened = detect.open_source(one, options, lambda key: reading_of(_before(lake, key)))
             with _progress(one.path.name, sum(opened.source.limits().values())) as tell:
                 loading = Loading(
                     opened.source,
                     opened.reading,
                     opened.key,
                     settings=settings,
-                    lake=None if dry_run else lake,
+                    tables=None if dry_run else lake,
+                    before=() if dry_run else _before(lake, opened.key),
                     changed_s=opened.changed_s,
                     progress=tell,
                 )
@@ -58,8 +59,8 @@ def run_import(
     return 0
 
 
-def _no_earlier(_: str) -> None:
-    return None
+def _before(lake: Lake | None, key: str) -> list[ImportSegment]:
+    return [] if lake is None else before(lake, key)
 
 
 def _has_tables(root: str) -> bool:

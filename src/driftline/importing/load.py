@@ -34,7 +34,7 @@ from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.imported import segments
 from driftline.storage.lake import Lake
-from driftline.storage.store import App, Conflict
+from driftline.storage.store import App, Conflict, Tables
 from driftline.storage.upkeep import Upkeep
 from driftline.topics import TopicName
 
@@ -75,7 +75,10 @@ class Made:
 
 
 class Loading:
-    """One source on its way into the tables of one lake; None as lake: only counted."""
+    """One source on its way into the tables; without tables it is only counted.
+
+    ``before``: what the tables have of its log (:func:`driftline.storage.imported.segments`).
+    """
 
     def __init__(
         self,
@@ -84,14 +87,15 @@ class Loading:
         key: str,
         *,
         settings: Settings,
-        lake: Lake | None,
+        tables: Tables | None,
+        before: Sequence[ImportSegment] = (),
         changed_s: float,
         progress: Progress | None = None,
     ) -> None:
-        self._source, self._lake, self._settings = source, lake, settings
+        self._source, self._tables, self._settings = source, tables, settings
         self._log = Log.of(key)
-        self._before = [] if lake is None else segments(lake, self._log.telemetry)
-        if lake is not None and not self._before and lake.version("log", App.id(*self._log)) >= 0:
+        self._before = list(before)
+        if tables is not None and not before and tables.version("log", App.id(*self._log)) >= 0:
             raise BadData(
                 f"{reading.name} was imported before, and storage.retention has deleted the log of it; "
                 f"to import it "
@@ -107,12 +111,12 @@ class Loading:
     def run(self) -> Made:
         """Imports, or counts. Raises BadData, Unavailable, SettingsError."""
         made = Made(self.reading, {}, self._source.tally, already=bool(self._before))
-        if self._lake is None:
+        if self._tables is None:
             for _ in self._records():
                 pass
             made.windows = False
         else:
-            writer = _Writer(self._lake, self._log, self._settings)
+            writer = _Writer(self._tables, self._log, self._settings)
             made.windows = writer.pipeline is not None
             writer.write(self._records(), made.rows)
         telling = self._telling
@@ -200,9 +204,9 @@ _CHANGED = (
 class _Writer:
     """Records -> pipeline -> tables."""
 
-    def __init__(self, lake: Lake, log: Log, settings: Settings) -> None:
-        self._lake, self._settings = lake, settings
-        self._core = SinkCore(lake)
+    def __init__(self, tables: Tables, log: Log, settings: Settings) -> None:
+        self._settings = settings
+        self._core = SinkCore(tables)
         self._spots = {
             topic: Spot(topic, log.telemetry if topic == "telemetry" else log.other(topic), log.partition)
             for topic in ("telemetry", "eval-items", *OUTPUTS)
@@ -282,7 +286,11 @@ def finish(lake: Lake, settings: Settings, say: Callable[[str], None]) -> None:
     Upkeep(lake, settings.storage, counts=counts, say=say, clock=SystemClock()).finish()
 
 
-def earlier(lake: Lake, key: str) -> Reading | None:
-    """How the source was read by the first import of it; None before that. Raises BadData."""
-    found = segments(lake, Log.of(key).telemetry)
+def before(lake: Lake, key: str) -> list[ImportSegment]:
+    """What the tables have of the log of the source that ``key`` names. Raises BadData."""
+    return segments(lake, Log.of(key).telemetry)
+
+
+def reading_of(found: Sequence[ImportSegment]) -> Reading | None:
+    """How a source was read by the first import of it; None before that."""
     return msgspec.convert(found[0].reading, Reading) if found else None
