@@ -17,17 +17,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import deltalake
 import duckdb
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from driftline.errors import BadData, Unavailable
+from driftline.storage import compaction
 from driftline.storage.alone import alone, together
+from driftline.storage.layout import writer_properties
 from driftline.storage.listing import file_paths
 from driftline.storage.opening import Handles
 from driftline.storage.relations import source
@@ -39,7 +41,7 @@ from driftline.storage.seen import Seen
 from driftline.storage.store import App, Conflict
 from driftline.storage.strays import OURS, Stray, set_aside, strays
 from driftline.storage.table_log import trim
-from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
+from driftline.storage.tables import TABLES, TableName
 
 COMPACT_FILES = 32
 """A table is compacted when it has so many more files than after the last compaction: each file in a table
@@ -47,7 +49,6 @@ costs every commit about 0.25 ms [measured], so without it the 200th flush took 
 KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
-_ROW_GROUP = 256 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
@@ -151,27 +152,32 @@ class Lake:
             ) from error
 
     def compact(
-        self, name: TableName, *, at_least: int = COMPACT_FILES, keep_hours: int = KEEP_HOURS
+        self,
+        name: TableName,
+        *,
+        at_least: int = COMPACT_FILES,
+        keep_hours: int = KEEP_HOURS,
+        fully: bool = False,
     ) -> bool:
         """Merges small files if there are ``at_least`` more than after the last time; says if it did.
 
-        Rows and positions stay, and for ``keep_hours`` the old files of running readers. Does nothing while
-        another process compacts the table. Raises Unavailable if the folder cannot be written.
-        """
+        Rows and positions stay, and for ``keep_hours`` the old files of running readers. ``fully``: into as
+        few as can be (see :mod:`.merge_plan`). Does nothing while another process compacts the table.
+        Raises Unavailable if the folder cannot be written."""
         if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
             return False
-        properties = writer_properties(name)
-        done = self._rewrite(
-            name,
-            "compacted",
-            lambda handle: handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties),
-        )
-        if done is None:
+        if self._rewrite(name, "compacted", lambda handle: self._merge(name, handle, fully=fully)) is None:
             return False
         self._compacted[name] = len(self._handles[name].file_uris())
         self.vacuum(name, keep_hours=keep_hours)
         self._remove_orphans(name)
         return True
+
+    def _merge(self, name: TableName, handle: DeltaTable, *, fully: bool) -> dict[str, Any]:
+        if compaction.can_compact(handle, name):
+            return {"changed": compaction.compact(handle, self.root / name, name, fully=fully)}
+        properties = writer_properties(name)
+        return handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties)
 
     def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
         """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
@@ -290,24 +296,3 @@ def _version(handle: DeltaTable, app: str) -> int:
     except DeltaError as error:
         raise Conflict(f"the log has moved on: {told(error)}") from error
     return -1 if version is None else version
-
-
-def writer_properties(name: TableName) -> WriterProperties:
-    """How files of the table are written: no statistics on float columns, whoever writes them."""
-    columns = {}
-    for column in TABLES[name].columns:
-        statistics: Literal["CHUNK", "NONE"] = "CHUNK" if sorts_well(column) else "NONE"
-        if column.type.equals(TIME) or column.name == "offset":
-            columns[column.name] = ColumnProperties(
-                dictionary_enabled=False, encoding="DELTA_BINARY_PACKED", statistics_enabled=statistics
-            )
-        elif column.name == "value":
-            columns[column.name] = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
-        else:
-            columns[column.name] = ColumnProperties(statistics_enabled=statistics)
-    return WriterProperties(
-        compression="ZSTD",
-        max_row_group_size=_ROW_GROUP,
-        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
-        column_properties=columns,
-    )
