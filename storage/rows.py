@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from driftline import events, records, window_rows
 from driftline.errors import BadRecord
@@ -289,6 +288,4 @@ def _bare(name: TableName) -> pa.Schema:
 
 
 def _sorted(name: TableName, table: pa.Table) -> pa.Table:
-    """By the table's order, rows without a value first."""
-    keys = [(column, "ascending", "at_start") for column in TABLES[name].order]
-    return table.take(pc.sort_indices(table, sort_keys=keys))
+    return table.sort_by([(column, "ascending") for column in TABLES[name].order])

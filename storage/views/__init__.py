@@ -17,6 +17,9 @@ from driftline.storage.views import (
     names,
     ranks,
     runs,
+    skew,
+    spans,
+    steps,
 )
 from driftline.storage.views.view import View
 
@@ -30,6 +33,9 @@ VIEWS: tuple[View, ...] = (
     *runs.VIEWS,
     *evals.VIEWS,
     *correlation.VIEWS,
+    *spans.VIEWS,
+    *steps.VIEWS,
+    *skew.VIEWS,
 )
 BASE_VIEW = {"processes": "process_events", "metrics": "metric_definitions"}
 """Tables whose plain view has another name than the table, since a view of one row per thing has it."""

@@ -13,7 +13,7 @@ _UTC_DAY = View(
     "utc_day",
     "the UTC date of an instant",
     "make_timestamp(epoch_us(instant))::DATE",
-    "SELECT utc_day(time) AS day, count(*) AS samples FROM samples GROUP BY day",
+    "SELECT utc_day(time) AS day, count(*) AS samples FROM samples WHERE run = '01k4-digits' GROUP BY day",
     "instant",
 )
 
@@ -36,7 +36,7 @@ _ATTEMPTS = View(
     FROM (SELECT run, process, topic_uuid, "offset", max(attempt) AS attempt FROM said GROUP BY ALL)
     WINDOW w AS (PARTITION BY run, process, topic_uuid ORDER BY "offset")
     """,
-    "SELECT process, attempt, from_offset FROM attempts ORDER BY process",
+    "SELECT process, attempt, from_offset FROM attempts WHERE run = '01k4-digits' ORDER BY process",
 )
 
 _SAMPLE_ATTEMPTS = View(
@@ -48,7 +48,7 @@ _SAMPLE_ATTEMPTS = View(
       ON s.run = a.run AND s.process = a.process AND s.topic_uuid = a.topic_uuid
       AND s."offset" >= a.from_offset AND s."offset" < a.until_offset
     """,
-    "SELECT attempt, count(*) AS samples FROM sample_attempts GROUP BY attempt",
+    "SELECT attempt, count(*) AS samples FROM sample_attempts WHERE run = '01k4-digits' GROUP BY attempt",
 )
 
 VIEWS = (

@@ -78,7 +78,8 @@ _METRICS = View(
         coalesce(processes, 0) AS processes, last_step, first_logged, last_logged
     FROM named LEFT JOIN ({_DECLARED}) USING (run, metric) LEFT JOIN logged USING (run, metric)
     """,
-    "SELECT metric, goal, unit, reduce, samples, last_step FROM metrics ORDER BY metric",
+    "SELECT metric, goal, unit, reduce, samples, last_step FROM metrics WHERE run = '01k4-digits' "
+    "ORDER BY metric",
 )
 
 _TRENDS = View(

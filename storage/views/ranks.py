@@ -19,7 +19,7 @@ _SLOWEST_RANKS = View(
               GROUP BY ALL))
     ORDER BY run, ratio DESC NULLS LAST
     """,
-    "SELECT span, rank, mean, median_of_ranks, ratio FROM slowest_ranks",
+    "SELECT span, rank, mean, median_of_ranks, ratio FROM slowest_ranks WHERE run = '01k4-digits'",
 )
 
 VIEWS = (_SLOWEST_RANKS,)

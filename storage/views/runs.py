@@ -22,7 +22,8 @@ _PROCESSES = View(
         e.outcome, e.counters
     FROM started AS s LEFT JOIN ended AS e USING (run, process) LEFT JOIN placed AS p USING (run, process)
     """,
-    "SELECT process, attempt, rank, role, host, started, ended, outcome FROM processes ORDER BY rank",
+    "SELECT process, attempt, rank, role, host, started, ended, outcome FROM processes WHERE run "
+    "= '01k4-digits' ORDER BY rank",
 )
 
 _RUNS = View(
@@ -53,7 +54,8 @@ _RUNS = View(
         h.last_heard
     FROM heard AS h LEFT JOIN known AS k USING (run) LEFT JOIN said AS s USING (run)
     """,
-    "SELECT run, name, started, ended, outcome, attempts, world_size, config FROM runs",
+    "SELECT run, name, started, ended, outcome, attempts, world_size, config FROM runs WHERE run "
+    "= '01k4-digits'",
 )
 
 _RUN_SUMMARY = View(
@@ -74,7 +76,8 @@ _RUN_SUMMARY = View(
     FROM runs AS r LEFT JOIN s USING (run) LEFT JOIN c USING (run) LEFT JOIN e USING (run)
     LEFT JOIN a USING (run)
     """,
-    "SELECT name, ranks, last_step, samples, metrics, checkpoints, evaluations, alerts FROM run_summary",
+    "SELECT name, ranks, last_step, samples, metrics, checkpoints, evaluations, alerts FROM "
+    "run_summary WHERE run = '01k4-digits'",
 )
 
 VIEWS = (

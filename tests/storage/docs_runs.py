@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from driftline import events
+import numpy as np
+
+from driftline import events, frames
 from driftline.storage.core import SinkCore, Spot
 
 RUN = "01k4-digits"
@@ -101,4 +103,77 @@ def digits(store: Any, make: Any) -> None:
     SinkCore(store.lake).resume(oldest, now_us=make.t0)
 
 
-RUNS = (digits,)
+Rows = list[tuple[str, int | None, float, float]]
+
+
+def timed(make: Any, seq: int, rows: Rows, **who: Any) -> bytes:
+    """A frame of (metric, step, seconds since t0, value)."""
+    names = sorted({row[0] for row in rows})
+    return frames.encode(
+        frames.Frame(
+            seq=seq, names=names, metric=np.array([names.index(row[0]) for row in rows], np.int16),
+            step=np.array([frames.NO_STEP if row[1] is None else row[1] for row in rows]),
+            time_us=np.array([make.t0 + round(row[2] * 1e6) for row in rows]),
+            value=np.array([row[3] for row in rows]), weight=np.ones(len(rows)), **who,
+        )
+    )  # fmt: skip
+
+
+def one_step(step: int, end: float, forward: float, evaluation: float) -> Rows:
+    """A step of 2 s, then its evaluation: data, forward, backward, and what is left waiting for others."""
+    spans = [("data", 0.1), ("forward", forward), ("backward", 0.8), ("all_reduce", 1.0 - forward)]
+    rows, at = [], end - evaluation - 1.9
+    for name, seconds in [*spans, ("evaluation", evaluation)]:
+        at += seconds
+        if seconds:
+            rows.append((f"span/{name}", step, at, seconds))
+    return [*rows, ("tokens_per_second", step, at, 4000.0 / forward)]
+
+
+def steps(store: Any, make: Any) -> None:
+    """Three ranks on two hosts, rank 2 slow, evaluation at 2 and 4; killed after 3, begun again there."""
+    run, telemetry, facts = "01k5-steps", [], []
+    for attempt, (began, todo) in enumerate([(0, range(4)), (30, range(3, 6))]):
+        for rank in range(3):
+            who: Any = {"run": run, "process": f"s{attempt}{rank}", "rank": rank}
+            place = {"host": "node-a" if rank < 2 else "node-b", "local_rank": rank % 2, "world_size": 3}
+            started = {"name": "steps", "time_us": make.t0 + began * 1_000_000, "config": {"lr": 0.01}}
+            telemetry.append(make.started(**who, **place, **started))
+            rows: Rows = []
+            end = began + 5.0
+            for step in todo:
+                evaluation = 3.0 if step in (2, 4) and rank == 0 else 0.0
+                end += 5.0 if step in (2, 4) else 2.0
+                rows += one_step(
+                    step,
+                    end if rank == 0 or not evaluation else end - 3.0,
+                    0.6 + 0.3 * (rank == 2),
+                    evaluation,
+                )
+                if rank != 1:
+                    rows += [("gpu_utilization", None, end, 40.0 + 10 * step - 20 * rank)]
+                    rows += [("network_sent", None, end, 1e9 * (1 + step))]
+            telemetry.append(timed(make, 1, rows, **who))
+            facts.append(make.fact(len(facts), what="process_joined", attempt=attempt, **who))
+            if attempt:
+                over = events.ProcessEnded(
+                    run=run, process=who["process"], seq=2, time_us=make.t0 + 45_000_000
+                )
+                telemetry.append(events.encode(over))
+    store.put("telemetry", *telemetry)
+    store.put("facts", *facts)
+
+
+def scale(store: Any, make: Any) -> None:
+    """The same training on 1, 2, 4 and 8 ranks; a tenth of the work is serial."""
+    for world in (1, 2, 4, 8):
+        who = {"run": f"01k6-scale-{world}", "process": f"w{world}", "rank": 0}
+        rows: Rows = [
+            ("tokens_per_second", step, step, 1000 * world / (1 + 0.1 * (world - 1))) for step in range(12)
+        ]
+        store.put(
+            "telemetry", make.started(**who, name="scale", world_size=world), timed(make, 1, rows, **who)
+        )
+
+
+RUNS = (digits, steps, scale)

@@ -68,16 +68,16 @@ The examples below are answered from a small run of two ranks, made by `tests/st
 
 TABLE_QUERIES = {
     "samples": "SELECT rank, metric, step, value, weight FROM samples WHERE metric = 'loss' ORDER BY step, rank LIMIT 4",
-    "log": "SELECT kind, outcome, count(*) AS records, sum(samples) AS samples FROM log GROUP BY ALL ORDER BY 1, 2",
+    "log": "SELECT kind, outcome, count(*) AS records, sum(samples) AS samples FROM log WHERE run = '01k4-digits' GROUP BY ALL ORDER BY 1, 2",
     "windows": 'SELECT metric, start, "end", "count", mean, std, p95, present, expected FROM windows',
     "alerts": "SELECT rule, state, step, rank, value, expected, explanation FROM alerts ORDER BY time",
-    "facts": 'SELECT what, attempt, process, rank, text FROM facts ORDER BY "offset"',
+    "facts": 'SELECT what, attempt, process, rank, text FROM facts ORDER BY run, "offset" LIMIT 4',
     "checkpoints": "SELECT step, epoch, format, files, bytes, uri FROM checkpoints ORDER BY step",
     "evals": 'SELECT step, metric, value, low, high, "count", status, seconds FROM evals ORDER BY step, metric',
     "eval_items": "SELECT lease, position, item, status, score, response_length FROM eval_items ORDER BY lease, position LIMIT 3",
     "gaps": 'SELECT topic, "partition", first, last, tables FROM gaps',
     "metrics": 'SELECT process, metric, goal, unit, reduce, description FROM metric_definitions ORDER BY "offset"',
-    "processes": 'SELECT process, event, time, rank, world_size, outcome FROM process_events ORDER BY "offset"',
+    "processes": 'SELECT process, event, time, rank, world_size, outcome FROM process_events ORDER BY run, "offset" LIMIT 4',
 }
 
 
