@@ -17,17 +17,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import deltalake
 import duckdb
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, Transaction, WriterProperties
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from driftline.errors import BadData, Unavailable
+from driftline.storage import compaction
 from driftline.storage.alone import alone, together
+from driftline.storage.layout import writer_properties
 from driftline.storage.listing import file_paths
 from driftline.storage.opening import Handles
 from driftline.storage.relations import source
@@ -36,9 +38,10 @@ from driftline.storage.resume import READ, read_seen
 from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
-from driftline.storage.store import Conflict
+from driftline.storage.store import App, Conflict
+from driftline.storage.strays import OURS, Stray, set_aside, strays
 from driftline.storage.table_log import trim
-from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
+from driftline.storage.tables import TABLES, TableName
 
 COMPACT_FILES = 32
 """A table is compacted when it has so many more files than after the last compaction: each file in a table
@@ -46,11 +49,9 @@ costs every commit about 0.25 ms [measured], so without it the 200th flush took 
 KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
 _TARGET_BYTES = 128 * 1024 * 1024
-_ROW_GROUP = 256 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
-_OUR_FILES = "part-*-c000.zstd.parquet"
 
 
 class Lake:
@@ -151,38 +152,51 @@ class Lake:
             ) from error
 
     def compact(
-        self, name: TableName, *, at_least: int = COMPACT_FILES, keep_hours: int = KEEP_HOURS
+        self,
+        name: TableName,
+        *,
+        at_least: int = COMPACT_FILES,
+        keep_hours: int = KEEP_HOURS,
+        fully: bool = False,
     ) -> bool:
         """Merges small files if there are ``at_least`` more than after the last time; says if it did.
 
-        Rows and positions stay, and for ``keep_hours`` the old files of running readers. Does nothing while
-        another process compacts the table. Raises Unavailable if the folder cannot be written.
-        """
+        Rows and positions stay, and for ``keep_hours`` the old files of running readers. ``fully``: into as
+        few as can be (see :mod:`.merge_plan`). Does nothing while another process compacts the table.
+        Raises Unavailable if the folder cannot be written."""
         if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
             return False
-        properties = writer_properties(name)
-        done = self._rewrite(
-            name,
-            "compacted",
-            lambda handle: handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties),
-        )
-        if done is None:
+        if self._rewrite(name, "compacted", lambda handle: self._merge(name, handle, fully=fully)) is None:
             return False
         self._compacted[name] = len(self._handles[name].file_uris())
         self.vacuum(name, keep_hours=keep_hours)
         self._remove_orphans(name)
         return True
 
-    def delete(self, name: TableName, predicate: str) -> int:
+    def _merge(self, name: TableName, handle: DeltaTable, *, fully: bool) -> dict[str, Any]:
+        if compaction.can_compact(handle, name):
+            return {"changed": compaction.compact(handle, self.root / name, name, fully=fully)}
+        properties = writer_properties(name)
+        return handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties)
+
+    def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
         """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
 
-        Files that lose all their rows go, files that lose some are written anew; positions stay, and the old
+        ``cutoff_us``: what is older has expired; the table then says so (:attr:`App.RETENTION`). Files that
+        lose all their rows go, files that lose some are written anew; positions stay, and the old
         files until :meth:`vacuum`. Does nothing while another process compacts the table or deletes from it,
         or if it commits meanwhile. Raises Unavailable if the folder cannot be written; then all rows stay.
         """
         properties = writer_properties(name)
+        cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
         done = self._rewrite(
-            name, "rid of old rows", lambda handle: handle.delete(predicate, writer_properties=properties)
+            name,
+            "rid of old rows",
+            lambda handle: handle.delete(
+                predicate,
+                writer_properties=properties,
+                commit_properties=CommitProperties(app_transactions=cutoff),
+            ),
         )
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
@@ -199,6 +213,18 @@ class Lake:
             raise Unavailable(
                 f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
             ) from error
+
+    def set_aside(self, name: TableName) -> list[Stray]:
+        """Moves what does not belong to the table and could be taken for its rows to the quarantine; gives
+        what it moved. Never what a commit on its way may have written. Raises Unavailable if it cannot."""
+        folder = self.root / name
+        try:
+            self._handles[name].update_incremental()
+            known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
+            found = [stray for stray in strays(folder, known, time.time()) if stray.movable]
+            return [stray for stray in found if set_aside(self.root, name, stray.path) is not None]
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"{folder} cannot be rid of foreign files: {told(error)}") from error
 
     def trim_log(self, name: TableName) -> int:
         """Removes entries of the table's log that nobody needs; how many. Raises Unavailable if it cannot."""
@@ -230,8 +256,14 @@ class Lake:
             if mine:
                 self._handles[name].update_incremental()
                 known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
-                here = (path.name for path in (self.root / name).glob(_OUR_FILES))
-                self._unlink(name, [file for file in here if file not in known])
+                here = [path.name for path in (self.root / name).glob("part-*") if OURS.fullmatch(path.name)]
+                left = [file for file in here if file not in known]
+                if any((self.root / name / "_delta_log").glob("*.torn")):
+                    # Of a commit that a power cut tore: perhaps the only copy of its rows.
+                    for file in left:
+                        set_aside(self.root, name, self.root / name / file)
+                else:
+                    self._unlink(name, left)
 
     def _rewrite(
         self, name: TableName, what: str, rewrite: Callable[[DeltaTable], dict[str, Any]]
@@ -264,24 +296,3 @@ def _version(handle: DeltaTable, app: str) -> int:
     except DeltaError as error:
         raise Conflict(f"the log has moved on: {told(error)}") from error
     return -1 if version is None else version
-
-
-def writer_properties(name: TableName) -> WriterProperties:
-    """How files of the table are written: no statistics on float columns, whoever writes them."""
-    columns = {}
-    for column in TABLES[name].columns:
-        statistics: Literal["CHUNK", "NONE"] = "CHUNK" if sorts_well(column) else "NONE"
-        if column.type.equals(TIME) or column.name == "offset":
-            columns[column.name] = ColumnProperties(
-                dictionary_enabled=False, encoding="DELTA_BINARY_PACKED", statistics_enabled=statistics
-            )
-        elif column.name == "value":
-            columns[column.name] = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE")
-        else:
-            columns[column.name] = ColumnProperties(statistics_enabled=statistics)
-    return WriterProperties(
-        compression="ZSTD",
-        max_row_group_size=_ROW_GROUP,
-        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
-        column_properties=columns,
-    )

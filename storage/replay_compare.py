@@ -177,3 +177,51 @@ def _difference(
 
 def _same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
+
+
+class WindowCounts(NamedTuple):
+    """Windows of one axis and size (None: the whole run so far) on two sides."""
+
+    axis: str
+    size: int | None
+    same: int
+    changed: int
+    lost: int
+    gained: int
+    example: str
+
+
+def window_counts(before: Path, after: Path) -> list[WindowCounts]:
+    """How many windows of two files of rows agree, differ, or are on one side only, and an example of each
+    kind that differs."""
+    keys = ("run", "attempt", "axis", "span", "group", "metric", "start", "end")
+    values = [
+        c.name
+        for c in TABLES["windows"].columns
+        if c.name not in (*keys, "revision", "topic_uuid", "partition")
+    ]
+    values = [name for name in values if name not in ("offset", "ordinal")]
+    on = " AND ".join(f"b.{identifier(k)} IS NOT DISTINCT FROM a.{identifier(k)}" for k in keys)
+    changed = " OR ".join(f"b.{identifier(v)} IS DISTINCT FROM a.{identifier(v)}" for v in values)
+    query = f"""
+        WITH joined AS (
+            SELECT coalesce(b.axis, a.axis) AS axis,
+                CASE WHEN coalesce(b.span, a.span) IS NULL
+                    THEN coalesce(b."end", a."end") - coalesce(b."start", a."start") END AS size,
+                CASE WHEN a.axis IS NULL THEN 'lost' WHEN b.axis IS NULL THEN 'gained'
+                    WHEN {changed} THEN 'changed' ELSE 'same' END AS outcome,
+                coalesce(b.run, a.run) AS run, coalesce(b.metric, a.metric) AS metric,
+                coalesce(b."start", a."start") AS first, b.count AS count_b, a.count AS count_a,
+                b.mean AS mean_b, a.mean AS mean_a
+            FROM read_parquet({path(str(before))}) AS b
+                FULL JOIN read_parquet({path(str(after))}) AS a ON {on})
+        SELECT axis, size, count(*) FILTER (outcome = 'same'), count(*) FILTER (outcome = 'changed'),
+            count(*) FILTER (outcome = 'lost'), count(*) FILTER (outcome = 'gained'),
+            coalesce(arg_min(
+                format('{{}} of {{}} at {{}}: {{}} samples, mean {{}} -> {{}} samples, mean {{}}',
+                metric, run, first, coalesce(count_b, 0), coalesce(mean_b::VARCHAR, '-'),
+                coalesce(count_a, 0), coalesce(mean_a::VARCHAR, '-')), first)
+                FILTER (outcome <> 'same'), '')
+        FROM joined GROUP BY ALL ORDER BY axis, size NULLS LAST"""
+    with duckdb.connect() as db:
+        return [WindowCounts(*row) for row in db.execute(query).fetchall()]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from driftline import events, records, window_rows
 from driftline.errors import BadRecord
@@ -288,4 +289,6 @@ def _bare(name: TableName) -> pa.Schema:
 
 
 def _sorted(name: TableName, table: pa.Table) -> pa.Table:
-    return table.sort_by([(column, "ascending") for column in TABLES[name].order])
+    """By the table's order, rows without a value first."""
+    keys = [(column, "ascending", "at_start") for column in TABLES[name].order]
+    return table.take(pc.sort_indices(table, sort_keys=keys))

@@ -287,6 +287,7 @@ class Sink:
         if self._mine and 0 in self._mine:
             telemetry = reader.uuids[self._kafka.topics["telemetry"]]
             self._upkeep.expire(telemetry, self._kafka.partitions)
+            self._upkeep.tidy()
         now = self._clock.steady_us()
         if self._core.pressing and self._waiting_since is None:
             self._waiting_since = now
@@ -343,7 +344,7 @@ class Sink:
             return
         self._last_said = counts.copy()
         named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
-        rare = ("rows expired", "gaps", "records lost", "conflicts", "catalog_errors")
+        rare = ("rows expired", "gaps", "records lost", "conflicts", "catalog_errors", "files set aside")
         shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]
         self._say(
             "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])

@@ -25,6 +25,9 @@ class App:
     """Application ids: ``<topic uuid>/<partition>`` for positions, ``<topic>/<partition>`` to keep sinks
     apart that read a topic before and after it was made again."""
 
+    RETENTION = "retention"
+    """Its version is the instant, in microseconds since 1970, before which rows have expired."""
+
     @staticmethod
     def id(topic_uuid: str, partition: int) -> str:
         return f"{topic_uuid}/{partition}"

@@ -19,6 +19,7 @@ from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
 from driftline.storage.lake import COMPACT_FILES, Lake
 from driftline.storage.remedies import told
+from driftline.storage.strays import QUARANTINE
 from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.storage.trouble import Trouble
 
@@ -51,6 +52,7 @@ class Upkeep:
         self._next_expiry = self._last_catalog + FIRST_US
         self._next_compaction = self._last_catalog
         self._next_trim = self._last_catalog
+        self._next_tidy = self._last_catalog
         self._catalog_trouble = Trouble()
         self._changed = True
 
@@ -86,6 +88,27 @@ class Upkeep:
                 self._say(f"sink: rows are safe, trying again in 10 minutes: {error}")
                 self._next_trim = now + RETRY_US
 
+    def tidy(self) -> None:
+        """Sets aside, if it is time to, what lies beside the tables' files and is not theirs; says what."""
+        now = self._clock.steady_us()
+        if now < self._next_tidy:
+            return
+        self._next_tidy = now + EVERY_US
+        for name in TABLE_NAMES:
+            try:
+                found = self._lake.set_aside(name)
+            except Unavailable as error:
+                self._say(f"sink: rows are safe, trying again in an hour: {error}")
+                continue
+            self._counts["files set aside"] += len(found)
+            if found:
+                names = ", ".join(f"{stray.path.name} ({stray.kind})" for stray in found[:5])
+                more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+                self._say(
+                    f"sink: set aside in {self._lake.root / QUARANTINE / name}, since the table's log does "
+                    f"not know them: {names}{more}; look at them and delete them"
+                )
+
     def expire(self, telemetry_uuid: str, partitions: int) -> None:
         """Deletes what has expired, if it is time to (see :mod:`driftline.storage.retention`)."""
         now = self._clock.steady_us()
@@ -101,15 +124,15 @@ class Upkeep:
                 if before is None:
                     return
                 for predicate in retention.predicates(self._lake, name, before, telemetry_uuid, partitions):
-                    self._delete(name, predicate)
+                    self._delete(name, predicate, before)
                 self._lake.vacuum(name)
             except (Unavailable, duckdb.Error) as error:
                 line = told(error)
                 self._say(f"sink: old rows of {name} stay for now, trying again in 10 minutes: {line}")
                 self._next_expiry = now + RETRY_US
 
-    def _delete(self, name: TableName, predicate: str) -> None:
-        deleted = self._lake.delete(name, predicate)
+    def _delete(self, name: TableName, predicate: str, cutoff_us: int) -> None:
+        deleted = self._lake.delete(name, predicate, cutoff_us=cutoff_us)
         self._counts["rows expired"] += deleted
         self._changed |= deleted > 0
 

@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "driftline"
 PARTS = ("producers", "streams", "evaluator", "storage")
-TOPS = ("cli", "demo", "replay")
+TOPS = ("cli", "demo", "importing", "replay")
 HEAVY = {
     "torch": ("evaluator", "demo", "producers"),  # the SDK looks at it only where the trainer has loaded it
     "safetensors": ("evaluator", "demo"),
@@ -47,9 +47,13 @@ PURE = (
     ),
     *(f"{name}.py" for name in ("topics", "units", "window_rows", "identity", "connection")),
     *(f"settings_{name}.py" for name in ("build", "derived", "read", "rules", "schema")),
-    *(f"storage/{name}.py" for name in ("core", "memory_lake", "rows", "seen", "store", "tables")),
+    *(
+        f"storage/{name}.py"
+        for name in ("core", "memory_lake", "merge_plan", "rows", "seen", "store", "tables")
+    ),
     "storage/replay_frames.py",
     *(f"replay/{name}.py" for name in ("digest", "player")),
+    *(f"importing/{name}.py" for name in ("columns", "items", "reading", "telling", "values")),
     "cli/watch_state.py",
     "cli/watch_view.py",
 )

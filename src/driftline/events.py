@@ -12,6 +12,7 @@ Who writes what (topic):
     telemetry    ProcessStarted, ProcessEnded, Heartbeat, CheckpointSaved, RunRewound,
                  MetricDefined   (the SDK)
                  Tick, ConfigChanged (stream workers), EvalAccepted (scheduler)
+                 ImportSegment   (driftline import, in logs of its own that are in no broker)
     facts        Fact            (pipeline)
     alerts       Alert           (pipeline)
     evals        EvalRequested (pipeline), EvaluatorPresent, EvaluatorGone, EvalProgress, EvalResult
@@ -200,6 +201,30 @@ class ConfigChanged(_Event, frozen=True, kw_only=True, tag="config_changed"):
     time_us: Int64
     digest: str
     body: msgspec.Raw
+
+
+class ImportSegment(_Event, frozen=True, kw_only=True, tag="import_segment"):
+    """A log that ``driftline import`` made of files: what it covers, before its records and after them.
+
+    It is told before which parts of the source, as far as which limit, the records up to the end of the
+    segment
+    come from; so an import that was killed is gone on with as it was meant, though the source may have grown.
+    """
+
+    time_us: Int64
+    state: Literal["begun", "done"]
+    limits: dict[str, Int64]
+    """Per part of the source how far it is read, in the reader's own unit."""
+    whole: bool = False
+    """What has no end before its limit was taken as it is."""
+    reading: dict[str, Any] = {}
+    """How the source is read: format, columns, time zone, and so on."""
+    config: str = ""
+    """The pipeline's configuration in this segment, as JSON text."""
+    digest: str = ""
+    """Done: hash of all records of the log before this one."""
+    refused: dict[str, Int64] = {}
+    """Done: what was refused so far, by reason."""
 
 
 # --- evaluation ------------------------------------------------------------------------------------------
@@ -498,6 +523,7 @@ Event: TypeAlias = (
     | MetricDefined
     | Tick
     | ConfigChanged
+    | ImportSegment
     | EvalRequested
     | EvaluatorPresent
     | EvaluatorGone

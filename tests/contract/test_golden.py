@@ -69,6 +69,16 @@ SAMPLES: list[events.Event] = [
     ),
     events.Tick(worker="w1", time_us=5),
     events.ConfigChanged(worker="w1", time_us=5, digest="d", body=msgspec.Raw(b'{"windows":[]}')),
+    events.ImportSegment(
+        time_us=5,
+        state="done",
+        limits={"a.csv": 120},
+        whole=True,
+        reading={"format": "csv"},
+        config="{}",
+        digest="d",
+        refused={"text": 2},
+    ),
     events.EvalRequested(id=ID, attempt=1, reason="steps", time_us=5, **OUTCOME_FIELDS),
     events.EvaluatorPresent(
         evaluator="e1", time_us=5, host="h", device="cuda:0", suites=["sums"], lease="l1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from driftline.streams.pipeline import Pipeline
 
 T0 = 1_700_000_000_000_000
 SECOND = 1_000_000
+SUITE = events.SuiteRef(name="sums", target="m:a")
+SETTINGS = config.PipelineConfig(
+    per_rank=["norm"], suites=[SUITE], triggers=config.Triggers(steps=100, at_start=True)
+)
 UUID = "11111111-1111-1111-1111-111111111111"
 
 
@@ -111,6 +116,10 @@ class Log:
             self.now_us += SECOND
             self.tick()
 
+    @classmethod
+    def odd(cls) -> Log:
+        return odd(cls)
+
 
 def outputs_of(log: Log) -> list[Output]:
     core = Pipeline()
@@ -158,3 +167,43 @@ def _store() -> Callable[..., Path]:
 @pytest.fixture
 def stored(tmp_path: Path) -> Callable[..., Path]:
     return lambda *logs, **how: store(tmp_path / "data", *logs, **how)
+
+
+def odd(log: Any) -> Any:
+    """Two runs, one with a restart that goes back, junk, duplicates, empty and late frames, a change."""
+    one = log(settings=SETTINGS)
+    one.train("a", range(120))
+    one.put(b"junk")
+    one.put(None)
+    one.put(b'{"kind": "from_the_future", "v": 9, "run": "a", "process": "a-0-0", "seq": 100000}')
+    one.put(one.records[-8].value)
+    one.frame("a", "stranger", None, [("loss", 119, one.now_us, float("inf"), 1.0)])
+    one.put(frames.encode(frames.Frame("a", "nothing", 5, 0, [], *_nothing())))
+    one.configure(config.PipelineConfig(windows=[config.WindowSpec("step", 20, 5)], suites=[SUITE]))
+    one.train("a", range(100, 200), attempt=1, seed=3)
+    one.train("b", range(60), seed=4)
+    one.end("a", attempt=1)
+    one.wait(40)
+    one.frame("b", "b-0-0", 0, [("loss", 3, one.now_us - 30_000_000, 1.0, 1.0)])
+    one.wait(2)
+    one.end("b")
+    one.wait(20)
+    return one
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory, log: Any, store: Any) -> tuple[Any, Path]:
+    """The odd trainings, and the tables of them."""
+    one = odd(log)
+    return one, store(tmp_path_factory.mktemp("odd") / "data", one)
+
+
+@pytest.fixture
+def own(whole: tuple[Any, Path], tmp_path: Path) -> tuple[Any, Path]:
+    """A copy of them that may be changed."""
+    return whole[0], Path(shutil.copytree(whole[1], tmp_path / "own"))
+
+
+def _nothing() -> tuple[Any, ...]:
+    empty = np.empty(0, np.int64)
+    return empty.astype(np.int16), empty, empty, np.empty(0), np.empty(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from driftline import config, events, frames
+from driftline import frames
 from driftline.records import Framed, Output, Record
 from driftline.replay.player import Player
 from driftline.replay.proof import Proof, prove
@@ -26,10 +25,6 @@ from driftline.storage.replay_source import Hole, TableLog, run_ids
 from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
 
-SUITE = events.SuiteRef(name="sums", target="m:a")
-SETTINGS = config.PipelineConfig(
-    per_rank=["norm"], suites=[SUITE], triggers=config.Triggers(steps=100, at_start=True)
-)
 Store = Callable[..., Path]
 
 
@@ -47,46 +42,6 @@ def proven(root: Path, *runs: str) -> Proof:
     return prove(TableLog(root, runs), Stored(root, runs), runs=runs)
 
 
-def odd(log: Any) -> Any:
-    """Two runs, one with a restart that goes back, junk, duplicates, empty and late frames, a change."""
-    one = log(settings=SETTINGS)
-    one.train("a", range(120))
-    one.put(b"junk")
-    one.put(None)
-    one.put(b'{"kind": "from_the_future", "v": 9, "run": "a", "process": "a-0-0", "seq": 100000}')
-    one.put(one.records[-8].value)
-    one.frame("a", "stranger", None, [("loss", 119, one.now_us, float("inf"), 1.0)])
-    one.put(frames.encode(frames.Frame("a", "nothing", 5, 0, [], *_nothing())))
-    one.configure(config.PipelineConfig(windows=[config.WindowSpec("step", 20, 5)], suites=[SUITE]))
-    one.train("a", range(100, 200), attempt=1, seed=3)
-    one.train("b", range(60), seed=4)
-    one.end("a", attempt=1)
-    one.wait(40)
-    one.frame("b", "b-0-0", 0, [("loss", 3, one.now_us - 30_000_000, 1.0, 1.0)])
-    one.wait(2)
-    one.end("b")
-    one.wait(20)
-    return one
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, log: Any, store: Any) -> tuple[Any, Path]:
-    """The odd trainings, and the tables of them."""
-    one = odd(log)
-    return one, store(tmp_path_factory.mktemp("odd") / "data", one)
-
-
-@pytest.fixture
-def own(whole: tuple[Any, Path], tmp_path: Path) -> tuple[Any, Path]:
-    """A copy of them that may be changed."""
-    return whole[0], Path(shutil.copytree(whole[1], tmp_path / "own"))
-
-
-def _nothing() -> tuple[Any, ...]:
-    empty = np.empty(0, np.int64)
-    return empty.astype(np.int16), empty, empty, np.empty(0), np.empty(0)
-
-
 @pytest.mark.parametrize("bound", [1_000_000, 40])
 def test_a_replay_from_the_tables_gives_the_bytes_that_the_pipeline_gave(
     log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch, bound: int
@@ -94,7 +49,7 @@ def test_a_replay_from_the_tables_gives_the_bytes_that_the_pipeline_gave(
     """Also when the log is much larger than what is held at once, and after compaction."""
     monkeypatch.setattr(replay_source, "SAMPLES", bound)
     monkeypatch.setattr(replay_source, "RECORDS", max(7, bound // 10))
-    one = odd(log)
+    one = log.odd()
     other = log(partition=1, uuid="other")
     other.train("c", range(40))
     root = stored(one, other)
@@ -131,7 +86,7 @@ def test_runs_are_found_by_id_or_by_name(whole: tuple[Any, Path]) -> None:
 
 def test_a_row_that_is_not_as_it_was_is_named(log: Any, stored: Store) -> None:
     """A lost alert and a changed window: which, and what of it, first in the order of the log."""
-    one = odd(log)
+    one = log.odd()
     alert = next(
         o
         for o in Pipeline().step(beginning(Pipeline(), one.uuid, 0, one.records), one.records)
@@ -163,7 +118,7 @@ def replay_reach(root: Path) -> Any:
 
 
 def test_what_the_sink_has_not_stored_yet_is_no_difference(log: Any, stored: Store) -> None:
-    one = odd(log)
+    one = log.odd()
     cut = len(one.records) // 2
     root = stored(one, skip=lambda output: output.id.offset > cut)
     proof = proven(root)
@@ -251,7 +206,7 @@ def test_a_frame_sent_again_to_a_topic_made_anew_is_new_to_its_pipeline(log: Any
 
 def test_decoded_frames_give_what_their_bytes_give(log: Any) -> None:
     """Whatever the order of the names in a frame was."""
-    records = odd(log).records
+    records = log.odd().records
     wanted = Pipeline().step(beginning(Pipeline(), "u", 0, records), records)
     chance = random.Random(1)
     made: list[Record | Framed] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,6 @@ from driftline.storage import catalog as catalog_file
 from driftline.storage.open import open_catalog
 from driftline.storage.sql import query
 from driftline.storage.tables import TABLES
-
-
-def test_torn_foreign_and_empty_files_are_never_read(store: Any, make: Any) -> None:
-    """Case 37: 3 whole files (30 rows), 1 cut, 1 of 0 bytes, 1 temp-named, a writer still appending and (case
-    S9) compacting: a reader never sees a row twice or misses one."""
-    for seq in range(3):
-        store.put("telemetry", make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10))
-    folder = store.root / "samples"
-    whole = Path(store.lake.files("samples")[0]).read_bytes()
-    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
-    (folder / "empty.parquet").write_bytes(b"")
-    (folder / ".tmp-part.parquet").write_bytes(whole[:100])
-    (folder / "foreign.parquet").write_bytes(whole)
-    done = threading.Event()
-
-    def append() -> None:
-        seq = 3
-        while not done.is_set():
-            store.put("telemetry", make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10))
-            seq += 1
-            store.lake.compact("samples", at_least=5)
-
-    writer = threading.Thread(target=append)
-    writer.start()
-    last = 30
-    try:
-        with open_catalog(store.root) as catalog:
-            for _ in range(30):
-                ((count, steps),) = catalog.rows("SELECT count(*), count(DISTINCT step) FROM samples")
-                assert count == steps >= last
-                assert count % 10 == 0
-                last = count
-    finally:
-        done.set()
-        writer.join()
-    assert last > 30
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])

@@ -163,7 +163,7 @@ def prove(
 ) -> Proof:
     """``window``: of a partition, the offsets whose outputs are looked at. Raises BadData, Unavailable."""
     proof = Proof()
-    columns = {name: _compared_columns(name, bool(runs)) for name in OUTPUTS}
+    columns = {name: compared_columns(name, bool(runs)) for name in OUTPUTS}
     reaches: list[Reach] = []
     with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
         outputs = Outputs(Path(folder), runs, columns)
@@ -283,7 +283,7 @@ def _without_later(name: OutputTable, columns: Sequence[str]) -> list[str]:
     return [column for column in columns if column not in LATER[name]]
 
 
-def _compared_columns(name: OutputTable, some_runs: bool) -> list[str]:
+def compared_columns(name: OutputTable, some_runs: bool) -> list[str]:
     left_out = {"ordinal", "id"} if some_runs else set()
     return [column.name for column in TABLES[name].columns if column.name not in left_out]
 

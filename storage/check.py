@@ -1,0 +1,97 @@
+"""``driftline storage check``: are the tables whole, and do their rows equal what the offsets promise.
+
+Reads only, safe beside running sinks and readers: files and positions are those of one moment per table, and
+a table that is ahead of another is compared as far as both go. Memory is bounded (see :mod:`.check_rows`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+import duckdb
+
+from driftline.errors import BadData
+from driftline.storage.check_files import TableFiles, check_files, load
+from driftline.storage.check_rows import RowCheck
+from driftline.storage.findings import Finding, Report, Verdict
+from driftline.storage.remedies import told
+from driftline.storage.root import local
+from driftline.storage.tables import TABLES, TableName
+
+
+class Watcher(Protocol):
+    """Is shown how far a check is."""
+
+    def files(self, bytes_: int) -> None:
+        """So many bytes of files will be read."""
+
+    def done(self, bytes_: int, what: str) -> None:
+        """So many more are."""
+
+    def rows(self, what: str) -> None:
+        """Now these rows are compared."""
+
+
+class Unwatched:
+    """Nobody looks."""
+
+    def files(self, bytes_: int) -> None:
+        pass
+
+    def done(self, bytes_: int, what: str) -> None:
+        pass
+
+    def rows(self, what: str) -> None:
+        pass
+
+
+def check(root: str | os.PathLike[str], *, quick: bool = False, watcher: Watcher | None = None) -> Report:
+    """Checks the tables under ``root``; ``quick`` opens files without reading them whole.
+
+    Raises BadData if there are no tables.
+    """
+    report, _ = checked(root, quick=quick, watcher=watcher)
+    return report
+
+
+def checked(
+    root: str | os.PathLike[str], *, quick: bool = False, watcher: Watcher | None = None
+) -> tuple[Report, dict[TableName, TableFiles]]:
+    """The same, with what was found of each table's files."""
+    watcher = watcher or Unwatched()
+    path = local(root)
+    report = Report(str(path))
+    tables: dict[TableName, TableFiles] = {}
+    for name in TABLES:
+        tables[name], findings = load(path, name)
+        report.findings += findings
+    if not any(table.handle for table in tables.values()) and not any(f.wrong for f in report.findings):
+        raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
+    watcher.files(sum(os.path.getsize(f) for t in tables.values() for f in t.files if os.path.exists(f)))
+    for table in tables.values():
+        if table.handle is not None:
+            report.findings += check_files(path, table, quick=quick, progress=watcher.done)
+    _check_rows(report, tables, watcher.rows)
+    for name, table in tables.items():
+        ok = not any(finding.wrong and finding.table == name for finding in report.findings)
+        report.verdicts.append(Verdict(name, len(table.files), table.bytes, table.rows, ok))
+    return report, tables
+
+
+def _check_rows(report: Report, tables: dict[TableName, TableFiles], progress: Callable[[str], None]) -> None:
+    def version(name: TableName, app: str) -> int:
+        handle = tables[name].handle
+        found = None if handle is None else handle.transaction_version(app)
+        return -1 if found is None else found
+
+    rows = RowCheck({name: table.whole for name, table in tables.items()}, version)
+    try:
+        rows.run(progress)
+    except duckdb.Error as error:
+        report.findings.append(
+            Finding("log", "rows", True, f"rows cannot be compared: {told(error)}", "run the check again")
+        )
+    report.findings += rows.findings
+    report.bad += rows.bad

@@ -1,0 +1,259 @@
+"""CSV and JSON lines: which numbers come, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline.errors import BadData, SettingsError
+
+SAMPLES = "SELECT metric, step, value FROM samples ORDER BY metric, step, value"
+
+
+def written(tmp_path: Path, text: str, name: str = "run one.csv") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_values_of_a_csv_come_bit_for_bit_with_nan_and_infinities_and_without_empty_cells(
+    tmp_path: Path, place: Any
+) -> None:
+    path = written(
+        tmp_path, "step,loss,kl\n0,0.1,\n1,nan,1e-310\n2,-inf,0.30000000000000004\n3,True,Infinity\n"
+    )
+    made = place.imported(path)
+    assert (made.samples, made.tally.refused) == (7, {})
+    found = {(metric, step): value for metric, step, value in place.rows(SAMPLES)}
+    assert found.pop(("loss", 1)) != found.get(("loss", 1))
+    assert found == {
+        ("loss", 0): 0.1,
+        ("loss", 2): -math.inf,
+        ("loss", 3): 1.0,
+        ("kl", 1): 1e-310,
+        ("kl", 2): 0.30000000000000004,
+        ("kl", 3): math.inf,
+    }
+    assert place.rows("SELECT name, outcome FROM runs") == [("run one", "finished")]
+
+
+def test_rows_around_broken_ones_are_kept_and_each_refusal_is_counted_with_its_line(
+    tmp_path: Path, place: Any
+) -> None:
+    text = (
+        'step,loss,note\n0,1.0,a\n1,2.0\n2,3.0,"open\n3,4.0,b\n4,oops,c\n'
+        'x,5.0,\n6,6.0,,,\n7,7.0,"two\nlines"\n'
+    )
+    made = place.imported(written(tmp_path, text))
+    assert place.rows(SAMPLES) == [
+        ("loss", 0, 1.0),
+        ("loss", 3, 4.0),
+        ("loss", 7, 7.0),
+        ("loss", None, 5.0),
+    ]
+    assert made.tally.refused == {"text": 5, "fields": 2, "step": 1, "quotes": 1}
+    assert {(one.line, one.reason) for one in made.tally.examples} == {
+        (2, "text"),
+        (3, "fields"),
+        (4, "quotes"),
+        (6, "text"),
+        (7, "step"),
+        (8, "fields"),
+    }
+
+
+def test_text_and_none_in_json_are_refused_by_name_and_counted_and_views_work(
+    tmp_path: Path, place: Any
+) -> None:
+    """Case S3."""
+    line = json.dumps({"step": 1, "loss": "nan", "acc": 0.7, "note": "warm", "x": None, "many": [1, 2]})
+    made = place.imported(written(tmp_path, f"{line}\n{line[:20]}\n17\n{line}\n", "a.jsonl"))
+    assert place.rows("SELECT metric, value, n FROM curves") == [("acc", 0.7, 2)]
+    assert made.tally.refused == {"text": 4, "none": 2, "elements": 2, "line": 2}
+    assert [one.line for one in made.tally.examples if one.reason == "line"] == [2, 3]
+
+
+def test_names_may_hold_anything(tmp_path: Path, place: Any) -> None:
+    """Case 9; in JSON lines, nested as verl writes them, and in a header of CSV."""
+    names = [
+        "timing(s)/gen",
+        "val/AR@100",
+        "n:estimators",
+        "损失",
+        "🙂",
+        "a.b",
+        "a/b",
+        'say "x"',
+        "a,b",
+        "x" * 600,
+    ]
+    lines = json.dumps({"step": 3, "data": dict.fromkeys(names, 1.5) | {"deep": {"er": 2}}})
+    place.imported(written(tmp_path, lines + "\n", "verl.jsonl"))
+    found = {metric for metric, *_ in place.rows(SAMPLES)}
+    assert found == {*names, "deep/er"}
+    header = ",".join('"' + name.replace('"', '""') + '"' for name in [*names, "step"])
+    place.imported(written(tmp_path, header + "\n" + "1.5," * len(names) + "3\n", "wide.csv"))
+    counted = place.rows("SELECT metric, count(*) FROM samples GROUP BY metric")
+    assert dict(counted) == dict.fromkeys(names, 2) | {"deep/er": 1}
+
+
+def test_a_step_that_goes_back_opens_an_attempt_and_the_newest_one_is_the_curve(
+    tmp_path: Path, place: Any
+) -> None:
+    """Case 1."""
+    rows = [(step, 1 / (step + 1)) for step in range(213)] + [(step, 0.5) for step in range(200, 221)]
+    made = place.imported(written(tmp_path, "step,loss\n" + "".join(f"{s},{v!r}\n" for s, v in rows)))
+    assert made.rewinds == 1
+    assert place.rows("SELECT count(*), max(attempt) FROM sample_attempts") == [(234, 1)]
+    curve = dict(place.rows("SELECT step, value FROM curves"))
+    assert len(curve) == 221
+    assert all(curve[step] == 0.5 for step in range(200, 221))
+    assert place.rows("SELECT count(*) FROM alerts") == [(0,)]
+
+
+def test_metrics_that_are_logged_at_older_steps_than_others_open_no_attempt(
+    tmp_path: Path, place: Any
+) -> None:
+    lines = [{"step": step, "loss": 1.0} for step in range(20)]
+    lines.insert(12, {"step": 5, "val": 0.5})
+    lines.append({"step": 10, "val": 0.6})
+    made = place.imported(written(tmp_path, "\n".join(map(json.dumps, lines)) + "\n", "a.jsonl"))
+    assert (made.rewinds, made.samples) == (0, 22)
+
+
+@pytest.mark.parametrize("host", ["Asia/Tehran", "America/New_York", "UTC"])
+def test_times_are_instants_wherever_they_are_read(
+    tmp_path: Path, place: Any, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case S1."""
+    monkeypatch.setenv("TZ", host)
+    time.tzset()
+    try:
+        text = (
+            "step,time,x\n0,2024-12-06T00:00Z,1\n1,2024-12-06 03:30+03:30,1\n"
+            "2,2024-12-06 00:00:00,1\n3,1733443200,1\n"
+        )
+        place.imported(written(tmp_path, text))
+        place.imported(
+            written(tmp_path, "step,time,x\n4,2024-12-06T03:30,1\n", "b.csv"), time_zone="Asia/Tehran"
+        )
+        found = place.rows("SELECT DISTINCT epoch_us(time), utc_day(time)::VARCHAR FROM samples")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found == [(1733443200000000, "2024-12-06")]
+
+
+def test_a_wrong_time_is_counted_and_the_row_is_kept(tmp_path: Path, place: Any) -> None:
+    made = place.imported(written(tmp_path, "step,time,x\n0,100,1\n1,soon,2\n2,,3\n3,101.5,4\n"))
+    assert made.tally.refused == {"time": 1}
+    assert place.rows("SELECT step, epoch_us(time) FROM samples ORDER BY step") == [
+        (0, 100_000_000),
+        (1, 100_000_000),
+        (2, 100_000_000),
+        (3, 101_500_000),
+    ]
+
+
+def test_without_times_each_step_is_one_second_and_elapsed_time_is_counted_from_the_start(
+    tmp_path: Path, place: Any
+) -> None:
+    path = written(tmp_path, "iteration,x,y,ran_ms\n10,1,1,0\n20,1,1,1500\n")
+    made = place.imported(path, run="a", start_us=7_000_000)
+    assert any("no times" in note for note in made.tally.notes)
+    place.imported(path, run="b", start_us=7_000_000, elapsed_column="ran_ms")
+    found = place.rows("SELECT DISTINCT run, step, epoch_us(time) FROM samples ORDER BY ALL")
+    assert found == [("a", 10, 7_000_000), ("a", 20, 8_000_000), ("b", 10, 7_000_000), ("b", 20, 8_500_000)]
+
+
+def test_long_form_ranks_and_runs_by_column(tmp_path: Path, place: Any) -> None:
+    text = "run_name,rank,step,metric,value\n" + "".join(
+        f"{run},{rank},{step},loss,{rank + step}\n"
+        for step in range(3)
+        for run in ("a b", "../x")
+        for rank in range(2)
+    )
+    made = place.imported(written(tmp_path, text))
+    assert sorted(made.runs.values()) == ["../x", "a b"]
+    found = place.rows(
+        "SELECT name, s.rank, step, value FROM samples s JOIN runs USING (run) WHERE name = 'a b' ORDER "
+        "BY ALL"
+    )
+    assert found == [("a b", rank, step, rank + step) for rank in range(2) for step in range(3)]
+    assert place.rows("SELECT count(*) FROM windows WHERE axis = 'step' AND present < expected") == [(0,)]
+
+
+def test_evaluations_in_a_table_become_evaluations_with_their_standard_errors(
+    tmp_path: Path, place: Any
+) -> None:
+    rows = ("m,0,arc,acc,0.25,0.01", "m,0,arc,acc_norm,0.3,", "m,8,arc,acc,0.5,0.02")
+    text = "\n".join(["model,step,task,metric,value,stderr", *rows, ""])
+    made = place.imported(written(tmp_path, text))
+    assert (made.evaluations, made.samples) == (2, 0)
+    rows = place.rows("SELECT name, suite, metric, step, value, stderr, low FROM evals JOIN runs USING (run)")
+    assert sorted(rows, key=lambda row: (row[3], row[2])) == [
+        ("m", "arc", "acc", 0, 0.25, 0.01, pytest.approx(0.25 - 0.0196, abs=1e-6)),
+        ("m", "arc", "acc_norm", 0, 0.3, None, None),
+        ("m", "arc", "acc", 8, 0.5, 0.02, pytest.approx(0.5 - 0.0392, abs=1e-6)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("step,loss\n1,2\n", {"step_column": "stepp"}, "did you mean 'step'"),
+        ("time,loss\nyesterday,2\n", {}, "no ISO 8601 date"),
+        ("step,loss\n1,2\n", {"time_zone": "Mars/Base"}, "--time-zone"),
+        ("step,loss\n1,2\n", {"form": "long"}, "--metric-column"),
+    ],
+)
+def test_what_cannot_be_right_is_said_before_anything_is_written(
+    tmp_path: Path, place: Any, text: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=words):
+        place.imported(written(tmp_path, text), **options)
+    assert place.rows("SELECT count(*) FROM log") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.csv", b"", "is empty"),
+        ("a.csv", b"\x1f\x8b\x08", "compressed"),
+        ("a.bin", b"\x00\x01\x02\x03", "neither text"),
+        ("a.json", b'{\n "a": 1,\n "b": 2\n}\n', "JSON document"),
+    ],
+)
+def test_files_of_other_kinds_are_refused_with_a_reason(
+    tmp_path: Path, place: Any, name: str, data: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadData, match=words):
+        place.imported(tmp_path / name)
+
+
+def test_other_delimiters_a_mark_at_the_beginning_and_windows_lines(tmp_path: Path, place: Any) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("\ufeffWall time;Step;Value\r\n100;1;2.5\r\n101;2;3.5\r\n".encode())
+    place.imported(path)
+    assert place.rows(SAMPLES) == [("Value", 1, 2.5), ("Value", 2, 3.5)]
+
+
+def test_the_real_ppo_log_comes_whole(place: Any, realdata: Path) -> None:
+    path = realdata / "rl_curves" / "verl_ppo_qwen0.5b_gsm8k.jsonl"
+    made = place.imported(path)
+    wanted = [
+        (name, row["step"], float(value))
+        for row in map(json.loads, path.read_text().splitlines())
+        for name, value in row["data"].items()
+    ]
+    assert made.samples == len(wanted) == 17_486
+    assert place.rows(SAMPLES) == sorted(wanted)
+    assert not made.tally.refused
+    windows = "SELECT count(DISTINCT metric) FROM windows WHERE axis = 'step'"
+    assert place.rows(windows) == [(len({name for name, *_ in wanted}),)]

@@ -1,0 +1,162 @@
+"""Another configuration over the same log: what it gains, loses and moves, and how much of it is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from driftline import config, events
+from driftline.cli.app import app
+from driftline.errors import SettingsError
+from driftline.replay import episodes, labels
+from driftline.replay.backtest import backtest
+from driftline.replay.episodes import Episode
+from driftline.storage.replay_source import TableLog
+
+SECOND = 1_000_000
+
+
+def alert(rule: str = "r", step: int | None = 10, at: int = 100, **changes: Any) -> Episode:
+    fields: dict[str, Any] = {
+        "alert": f"{rule}-{step}",
+        "run": "a",
+        "attempt": 0,
+        "rule": rule,
+        "detector": "threshold",
+        "severity": "warn",
+        "metric": "loss",
+        "rank": None,
+        "opened_us": at * SECOND,
+        "step": step,
+        "last_step": step,
+        "resolved_us": at * SECOND + SECOND,
+        "explanation": "",
+        "offset": at,
+    }
+    return Episode(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        ([alert()], [alert()], (1, 0, 0, 0)),
+        ([alert()], [], (0, 0, 0, 1)),
+        ([], [alert()], (0, 0, 1, 0)),
+        ([alert()], [alert(step=14, at=104)], (0, 1, 0, 0)),
+        ([alert()], [alert(step=400, at=900)], (0, 0, 1, 1)),
+        ([alert()], [alert(severity="page")], (0, 1, 0, 0)),
+        ([alert()], [alert(rank=3)], (0, 0, 1, 1)),
+        ([alert()], [alert(run="b")], (0, 0, 1, 1)),
+        ([alert(resolved_us=900 * SECOND)], [alert(step=400, at=800)], (0, 1, 0, 0)),
+        ([alert("loss > 3")], [alert("loss > 4", step=12, at=101)], (0, 1, 0, 0)),
+        ([alert("x", detector="loss_spike")], [alert("y")], (0, 0, 1, 1)),
+        ([alert(), alert(step=30, at=120)], [alert(step=29, at=119)], (0, 1, 0, 1)),
+    ],
+)
+def test_alerts_are_the_same_moved_gained_or_lost(
+    before: list[Episode], after: list[Episode], wanted: tuple[int, ...]
+) -> None:
+    found = episodes.compare(before, after)
+    assert (found.same, len(found.moved), len(found.gained), len(found.lost)) == wanted
+
+
+def test_a_moved_alert_says_by_how_much() -> None:
+    (moved,) = episodes.compare([alert()], [alert(step=14, at=103)]).moved
+    assert (moved.steps, moved.seconds, moved.severity) == (4, 3.0, False)
+
+
+def test_precision_recall_and_lead_time_rest_on_the_labels() -> None:
+    found = [
+        alert(step=12, at=102),
+        alert(step=13, at=103, rank=1),
+        alert(step=500, at=900),
+        alert("q", step=200),
+    ]
+    incidents = labels.read("run,from_step,to_step,metric\na,10,40,loss\na,300,310,loss\nb,1,2,\n", "l.csv")
+    one, other, both = labels.score(found, incidents, ["r", "q"])
+    assert (one.alerts, one.right, one.incidents, one.found) == (3, 2, 3, 1)
+    assert (one.precision, one.recall) == (2 / 3, 1 / 3)
+    assert (one.lead_steps, one.delay_steps, one.lead_seconds) == (28.0, 2.0, None)
+    assert (other.precision, other.recall) == (0.0, 0.0)
+    assert (both.alerts, both.right, both.found) == (4, 2, 1)
+
+
+def test_labels_by_time_and_by_rank_and_rule() -> None:
+    text = json.dumps([{"run": "a", "from": 90, "to": 130, "rank": 2, "rule": "r"}])
+    (incident,) = labels.read(text, "l.json")
+    assert labels.fits(alert(rank=2), incident)
+    assert not labels.fits(alert(rank=1), incident)
+    assert not labels.fits(alert("q", rank=2), incident)
+    assert not labels.fits(alert(rank=2, at=191), incident)
+    assert labels.fits(alert(rank=2, at=189), incident), "within a minute after its end"
+    (score, _) = labels.score([alert(rank=2)], [incident], ["r"])
+    assert (score.lead_seconds, score.delay_seconds) == (30.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["run,when\na,3\n", "run,metric\na,loss\n", "[1]", '{"run": "a", "from": "soon"}']
+)
+def test_labels_that_cannot_be_read_are_refused_by_name(text: str) -> None:
+    with pytest.raises(SettingsError, match="--labels"):
+        labels.read(text, "labels.csv")
+
+
+def test_another_configuration_is_played_beside_the_logs_own(whole: tuple[Any, Path]) -> None:
+    """A further rule, other windows, rarer evaluations: what comes, what goes, what stays."""
+    root = whole[1]
+    suite = events.SuiteRef(name="sums", target="m:a")
+    rule = config.Rule(name="high", metric="loss", op=">", bound=5.0, for_steps=1)
+    other = config.PipelineConfig(
+        windows=[config.WindowSpec("step", 20, 5)],
+        rules=[rule],
+        detectors=[],
+        suites=[suite],
+        triggers=config.Triggers(steps=150, at_end=False),
+    )
+    incidents = labels.read("run,from_step,metric\na,60,loss\na,157,loss\nb,7,norm\n", "l")
+    found = backtest(TableLog(root), other, incidents=incidents)
+    assert {one.rule for one in found.alerts.gained} == {"high"}
+    assert {one.detector for one in found.alerts.lost} >= {"loss_spike", "non_finite"}
+    assert found.triggers_lost
+    assert not {one.key for one in found.triggers_gained} & {one.key for one in found.triggers_lost}
+    by_axis = {one.axis: one for one in found.windows if one.size not in (50, 10 * SECOND)}
+    assert by_axis["step"].gained > 0
+    high = next(one for one in found.scores_after if one.rule == "high")
+    assert (high.precision, high.recall) == (1.0, 2 / 3)
+    assert [one.metric for one in found.missed] == ["norm"]
+
+
+def test_the_same_configuration_makes_no_difference(whole: tuple[Any, Path]) -> None:
+    """Of a log with one configuration: with two, the exchanged one holds from the beginning."""
+    from driftline.config import PipelineConfig
+
+    settings = PipelineConfig(windows=[config.WindowSpec("step", 20, 5)])
+    log = TableLog(whole[1])
+    first = backtest(log, settings)
+    again = backtest(TableLog(whole[1]), settings)
+    assert first == again
+
+
+def test_the_command_shows_difference_and_labels(whole: tuple[Any, Path], tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(
+        'alerting:\n  rules: [{when: "loss > 20 for 1 steps"}]\n', encoding="utf-8"
+    )
+    (tmp_path / "labels.csv").write_text("run,from_step\nthe a,60\n", encoding="utf-8")
+    arguments = ["replay", "a", "--root", str(whole[1]), "--config", str(tmp_path / "other.yaml")]
+    arguments += ["--labels", str(tmp_path / "labels.csv")]
+    answer = CliRunner().invoke(app, [*arguments, "--json"])
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
+    assert found["alerts"]["gained"] == len(
+        [c for c in found["changes"] if c["what"] == "alert" and c["change"] == "gained"]
+    )
+    assert found["scores"]["other"][-1]["recall"] == 1.0
+    plain = CliRunner().invoke(app, arguments).output
+    assert "alert gained: loss > 20 for 1 steps of a" in plain
+    table = CliRunner().invoke(app, [*arguments, "--csv"]).output.splitlines()
+    assert table[0].startswith("what,change,run")
+    assert len(table) == len(found["changes"]) + 1
