@@ -8,7 +8,7 @@ the newest files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -59,6 +59,26 @@ class Catalog:
         table = self.query(sql, parameters)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
+    def stream(self, sql: str, rows: int) -> Generator[pa.RecordBatch, None, None]:
+        """The answer to ``sql`` piece by piece, of about ``rows`` rows; one without rows if there are none.
+
+        Raises as :meth:`query`, at the first piece if the SQL is wrong.
+        """
+        self.refresh()
+        reader = self._twice(lambda: self._reader(sql, rows))
+        empty = True
+        while True:
+            try:
+                batch = reader.read_next_batch()
+            except StopIteration:
+                break
+            except (duckdb.Error, OSError, pa.ArrowException) as error:
+                raise self._explained(duckdb.Error(str(error))) from error
+            empty = False
+            yield batch
+        if empty:
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+
     def close(self) -> None:
         self.connection.close()
 
@@ -85,6 +105,12 @@ class Catalog:
     def _run(self, sql: str, parameters: Sequence[Any] | None) -> pa.Table:
         answer = self.connection.sql(sql, params=list(parameters) if parameters else None)
         return pa.table({}) if answer is None else answer.to_arrow_table()
+
+    def _reader(self, sql: str, rows: int) -> pa.RecordBatchReader:
+        answer = self.connection.sql(sql)
+        if answer is None:
+            raise BadData("this statement has no rows: give a query")
+        return answer.to_arrow_reader(rows)
 
     def _explained(self, error: duckdb.Error) -> BadData:
         message = str(error)

@@ -86,12 +86,12 @@ class Stored:
             yield from found.to_arrow_reader(_BATCH_ROWS)
 
     def requests(self, reaches: Sequence[Reach]) -> pa.Table:
-        """Evaluations that were asked for and answered."""
+        """Evaluations that the pipeline asked for and that were answered; not those of ``driftline import``."""
         where = " OR ".join(
             f"(topic_uuid = '{reach.topic_uuid}' AND \"partition\" = {reach.partition})" for reach in reaches
         )
         query = f"""SELECT DISTINCT run, request, attempt, "trigger", suite, suite_version, checkpoint, step
-            FROM evals WHERE {where or "false"} ORDER BY ALL"""
+            FROM evals WHERE ({where or "false"}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
         return self._do(query).to_arrow_table()
 
     def differences(

@@ -78,7 +78,10 @@ _CURVE = View(
         ("step", "training step"),
         ("time", "when the first sample of the step was logged"),
         ("value", "as in `curves`; NaN or infinite where no sample of the step is finite"),
-        ("smoothed", "the smoothed value, from all points before thinning; null where the value is not finite"),
+        (
+            "smoothed",
+            "the smoothed value, from all points before thinning; null where the value is not finite",
+        ),
         ("low", "smallest finite sample of the step (over ranks)"),
         ("high", "largest finite sample of the step"),
         ("n", "samples of the step"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from driftline.cli.import_app import import_command
+from driftline.cli.import_app import export_command, import_command
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, settings_of
 from driftline.cli.outcome import Level, entry, finish, set_up_logging
 from driftline.cli.replay_app import replay
@@ -34,6 +34,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(spool_app, name="spool")
 app.command(rich_help_panel="Look")(replay)
 app.command("import", rich_help_panel="Files")(import_command)
+app.command("export", rich_help_panel="Files")(export_command)
 
 
 def _role(

@@ -1,4 +1,5 @@
-"""``driftline import``: what other tools wrote becomes runs in the tables."""
+"""``driftline import`` and ``export``: from the files of other tools into the tables, and from them to "
+"files."""
 
 from __future__ import annotations
 
@@ -95,6 +96,46 @@ def import_command(
         return run_import(sources, options, settings, dry_run=dry_run, as_json=as_json)
 
     finish(load, name="import", debug=log_level is Level.DEBUG)
+
+
+def export_command(
+    file: Annotated[Path, typer.Argument(help="Ends in .parquet, .csv or .arrow.", show_default=False)],
+    query: Annotated[
+        str | None, typer.Option(help="SQL whose answer is written; without it, rows of --view.")
+    ] = None,
+    view: Annotated[str, typer.Option(help="A view or table: curves, windows, evals, ...")] = "samples",
+    run: Annotated[
+        list[str] | None, typer.Option(help="Only this run (id or name); may be repeated.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Only this metric; may be repeated.")] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", help="parquet, csv or arrow. Default: by the ending.")
+    ] = None,
+    root: Root = None,
+    config: Config = None,
+    log_level: LogLevel = Level.WARNING,
+) -> None:
+    """Write rows of the tables, or the answer to a query, to a Parquet, CSV or Arrow file.
+
+    Streams; the file appears when it is whole. NaN, infinities and nulls stay apart; times are UTC.
+    """
+
+    def write() -> int:
+        set_up_logging(log_level, role="export")
+        from driftline.cli.exporting import run_export
+
+        settings = settings_of(config, root=root)
+        return run_export(
+            settings.storage.root,
+            file,
+            query=query,
+            view=view,
+            runs=run or [],
+            metrics=metric or [],
+            said=form,
+        )
+
+    finish(write, name="export", debug=log_level is Level.DEBUG)
 
 
 def _options(**said: object) -> Options:

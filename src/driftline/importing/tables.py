@@ -12,6 +12,8 @@ writes ``{"step": ..., "data": {...}}``; there "data" holds the numbers.
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,11 +56,13 @@ def csv_head(path: Path) -> tuple[str, list[str], list[dict[str, object]]]:
         text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip(_SPECIAL)
     first = text.partition("\n")[0]
     delimiter = max(",\t;|", key=first.count)
-    rows = csv.reader(text.splitlines()[: _HEAD_ROWS + 1], delimiter=delimiter)
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names: list[str] = []
     try:
-        names = next(rows, [])
-        names = distinct(names)
-        found = [dict[str, object](zip(names, row, strict=False)) for row in rows]
+        names = distinct(next(rows, []))
+        found = [
+            dict[str, object](zip(names, row, strict=False)) for row in itertools.islice(rows, _HEAD_ROWS)
+        ]
     except csv.Error:
         found = []
     if not first.strip():
@@ -288,7 +292,9 @@ class CsvPart:
 
     def _split(self, text: str, *, strict: bool) -> list[str] | None:
         try:
-            return next(csv.reader(text.split("\n"), delimiter=self._reading.delimiter, strict=strict))
+            return next(
+                csv.reader(io.StringIO(text, newline=""), delimiter=self._reading.delimiter, strict=strict)
+            )
         except (csv.Error, StopIteration):
             return None
 

@@ -1,0 +1,48 @@
+"""Runs an export from the command line: what is asked, progress, and what was written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from driftline.errors import SettingsError
+from driftline.storage import export
+from driftline.visible import visible
+
+
+def run_export(
+    root: str,
+    file: Path,
+    *,
+    query: str | None,
+    view: str,
+    runs: Sequence[str],
+    metrics: Sequence[str],
+    said: str | None,
+) -> int:
+    """Writes the file and says how many rows it has; returns the exit code. Raises as ``export``."""
+    if query is not None and (runs or metrics or view != "samples"):
+        raise SettingsError("--query", query, "it says all: leave out --view, --run and --metric")
+    kind = export.kind_of(file, said)
+    sql = export.question(view, runs, metrics) if query is None else query
+    with _counting() as told:
+        rows = export.export(root, sql, file, kind, told=told)
+    size = file.stat().st_size
+    print(visible(f"{file}: {rows:,} rows, {size:,} bytes"))
+    return 0
+
+
+@contextlib.contextmanager
+def _counting() -> Iterator[Callable[[int], None] | None]:
+    """How many rows were written so far, on a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as bar:
+        task = bar.add_task("reading")
+        yield lambda count: bar.update(task, description=f"{count:,} rows")

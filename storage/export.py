@@ -1,0 +1,181 @@
+"""Answers of the tables as files: Parquet, CSV, Arrow. Streams, so an answer may be larger than memory.
+
+The file is written beside its place and renamed when it is whole; what was there before stays until then. Values
+come bit for bit in all three. In CSV a null is an empty field and an empty text is ``""``, NaN and infinities are
+``nan``, ``inf`` and ``-inf``, times are ISO 8601 in UTC with microseconds (``2026-01-31T12:00:00.000000Z``), bytes
+are hexadecimal, lists and maps are JSON. Parquet has no statistics on columns of floats, since they leave NaN out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from driftline.errors import SettingsError, Unavailable
+from driftline.events import number
+from driftline.storage.open import Catalog
+from driftline.storage.relations import identifier, text
+
+Kind = Literal["parquet", "csv", "arrow"]
+ENDINGS: dict[str, Kind] = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+BATCH_ROWS = 65_536
+MEMORY = "2GB"
+"""What DuckDB may take for sorting; beyond it goes to disk, beside the file that is written."""
+_ORDER = {
+    "samples": 'run, time, topic_uuid, "partition", "offset", ordinal',
+    "sample_attempts": 'run, time, topic_uuid, "partition", "offset", ordinal',
+    "log": 'topic_uuid, "partition", "offset"',
+    "curves": "run, metric, step",
+    "curves_all": "run, metric, step, attempt",
+    "windows": 'run, axis, metric, "group", "start", "end"',
+    "evals": "run, step, suite, metric",
+}
+
+
+class _Writer(Protocol):
+    def write_batch(self, batch: pa.RecordBatch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def kind_of(path: Path, said: str | None) -> Kind:
+    """The format of a file, by ``said`` or its ending. Raises SettingsError."""
+    found = next((kind for kind in ENDINGS.values() if kind == said), None)
+    if said is not None and found is None:
+        raise SettingsError("--format", said, "parquet, csv or arrow")
+    found = found or ENDINGS.get(path.suffix.lower())
+    if found is None:
+        raise SettingsError("FILE", str(path), f"end it in {', '.join(ENDINGS)}, or say --format")
+    return found
+
+
+def question(view: str, runs: Sequence[str], metrics: Sequence[str]) -> str:
+    """The SQL for some runs (by id or name; all of a name) and metrics of a view; empty means all."""
+    where = []
+    if runs:
+        listed = ", ".join(map(text, runs))
+        where.append(f"run IN (SELECT run FROM runs WHERE run IN ({listed}) OR name IN ({listed}))")
+    if metrics:
+        where.append(f"metric IN ({', '.join(map(text, metrics))})")
+    order = f" ORDER BY {_ORDER[view]}" if view in _ORDER else ""
+    return f"FROM {identifier(view)}{' WHERE ' if where else ''}{' AND '.join(where)}{order}"
+
+
+def export(root: str, sql: str, path: Path, kind: Kind, *, told: Callable[[int], None] | None = None) -> int:
+    """Writes the answer to ``sql`` into ``path``; returns the number of rows. ``told`` hears of them meanwhile.
+
+    Raises:
+        BadData: no tables there, the SQL is wrong, or a file of a table is broken.
+        SettingsError: the file would lie among the tables.
+        Unavailable: it cannot be written.
+    """
+    path = path.absolute()
+    if Path(root).absolute() in path.parents:
+        raise SettingsError("FILE", str(path), "the tables are there: write it somewhere else")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            Catalog(root) as catalog,
+            tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as beside,
+        ):
+            catalog.connection.execute(f"SET temp_directory = {text(beside)}")
+            catalog.connection.execute(f"SET memory_limit = '{MEMORY}'")
+            unfinished = Path(beside) / "file"
+            rows = 0
+            with contextlib.closing(catalog.stream(sql, BATCH_ROWS)) as batches:
+                for count in _written(batches, unfinished, kind):
+                    rows += count
+                    if told is not None:
+                        told(rows)
+            os.replace(unfinished, path)
+            return rows
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be written: {error}") from error
+
+
+def _written(batches: Iterator[pa.RecordBatch], path: Path, kind: Kind) -> Iterator[int]:
+    first = next(batches)
+    shape = _plain if kind == "csv" else _as_it_is
+    with open(path, "xb") as file, contextlib.closing(_opened(shape(first).schema, file, kind)) as writer:
+        yield first.num_rows
+        writer.write_batch(shape(first))
+        for batch in batches:
+            writer.write_batch(shape(batch))
+            yield batch.num_rows
+        writer.close()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _opened(schema: pa.Schema, file: Any, kind: Kind) -> _Writer:
+    writer: _Writer
+    if kind == "parquet":
+        counted = [field.name for field in schema if not _holds_floats(field.type)]
+        writer = pq.ParquetWriter(file, schema, compression="zstd", write_statistics=counted)
+    elif kind == "arrow":
+        writer = pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    else:
+        writer = pa.csv.CSVWriter(file, schema)
+    return writer
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_nested(kind))
+
+
+def _as_it_is(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in types that a CSV can hold."""
+    columns = [_plain_column(column) for column in batch.columns]
+    return pa.record_batch(columns, names=batch.schema.names)
+
+
+def _plain_column(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        ending = "Z" if kind.tz else ""
+        return pc.strftime(column.cast(pa.timestamp("us", kind.tz and "UTC")), f"%Y-%m-%dT%H:%M:%S{ending}")
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.utf8())
+    if pa.types.is_nested(kind):
+        map_ = pa.types.is_map(kind)
+        found = [
+            None if value is None else _json(dict(value) if map_ else value) for value in column.to_pylist()
+        ]
+        return pa.array(found, pa.utf8())
+    if pa.types.is_decimal(kind) or pa.types.is_duration(kind) or pa.types.is_dictionary(kind):
+        return column.cast(pa.utf8())
+    return column
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_jsonable(value), ensure_ascii=False)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float):
+        return number(value)  # JSON has no NaN
+    if isinstance(value, dict):
+        return {str(key): _jsonable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(inner) for inner in value]
+    return value if isinstance(value, str | int | None) else str(value)
