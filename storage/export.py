@@ -1,9 +1,12 @@
 """Answers of the tables as files: Parquet, CSV, Arrow. Streams, so an answer may be larger than memory.
 
-The file is written beside its place and renamed when it is whole; what was there before stays until then. Values
-come bit for bit in all three. In CSV a null is an empty field and an empty text is ``""``, NaN and infinities are
-``nan``, ``inf`` and ``-inf``, times are ISO 8601 in UTC with microseconds (``2026-01-31T12:00:00.000000Z``), bytes
-are hexadecimal, lists and maps are JSON. Parquet has no statistics on columns of floats, since they leave NaN out.
+The file is written beside its place and renamed when it is whole; what was there before stays until then.
+Values come bit for bit in all three. In CSV a null is an empty field and an empty text is ``""``, NaN and
+infinities are
+``nan``, ``inf`` and ``-inf``, times are ISO 8601 in UTC with microseconds (``2026-01-31T12:00:00.000000Z``),
+bytes
+are hexadecimal, lists and maps are JSON. Parquet has no statistics on columns of floats, since they leave
+NaN out.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ def question(view: str, runs: Sequence[str], metrics: Sequence[str]) -> str:
 
 
 def export(root: str, sql: str, path: Path, kind: Kind, *, told: Callable[[int], None] | None = None) -> int:
-    """Writes the answer to ``sql`` into ``path``; returns the number of rows. ``told`` hears of them meanwhile.
+    """Writes the answer to ``sql`` into ``path``; returns the number of rows. ``told`` hears of them
+    meanwhile.
 
     Raises:
         BadData: no tables there, the SQL is wrong, or a file of a table is broken.
