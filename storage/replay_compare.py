@@ -86,7 +86,7 @@ class Stored:
             yield from found.to_arrow_reader(_BATCH_ROWS)
 
     def requests(self, reaches: Sequence[Reach]) -> pa.Table:
-        """Evaluations that the pipeline asked for and that were answered; not those of ``driftline import``."""
+        """Evaluations that the pipeline asked for and that were answered; none of ``driftline import``."""
         where = " OR ".join(
             f"(topic_uuid = '{reach.topic_uuid}' AND \"partition\" = {reach.partition})" for reach in reaches
         )

@@ -7,8 +7,8 @@ from driftline.storage.views.view import View
 _CURVE = View(
     "curve",
     "one metric of one run over its steps, in order; of each step the newest attempt, or only attempt "
-    "`of_attempt`. `smooth` in (0, 1) is the exponential weight of the past per point (debiased), from 1 on a "
-    "trailing window of that many steps. `points` thins the curve to about that many points: equal buckets "
+    "`of_attempt`. `smooth` in (0, 1) is the exponential weight of the past per point (debiased), from 1 on "
+    "a trailing window of that many steps. `points` thins the curve to about that many points: equal buckets "
     "of points, of each the first, the last, the extremes and the first NaN and infinity",
     """
     TABLE

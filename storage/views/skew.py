@@ -199,12 +199,14 @@ _RANK_SKEW = View(
                FROM each AS e LEFT JOIN edges AS d ON d.metric = e.metric),
     by_rank AS (
         SELECT m.metric, count(*) AS ranks, max(m.ratio) AS persistent,
-            max_by(m.rank, (m.ratio, -m.rank)) FILTER (m.ratio IS NOT NULL) AS slowest_rank, max(m.ratio) AS slowest_ratio,
+            max_by(m.rank, (m.ratio, -m.rank)) FILTER (m.ratio IS NOT NULL) AS slowest_rank,
+            max(m.ratio) AS slowest_ratio,
             max(m.largest) / nullif(sum(m.largest), 0) AS same_rank_share,
             list(m.rank ORDER BY m.ratio DESC, m.rank) FILTER (m.slow) AS slow_ranks,
             median(m.ratio) FILTER (m.slow) AS slow_ratio,
             median(m.ratio) FILTER (m.slow) / nullif(median(m.ratio) FILTER (NOT m.slow), 0) AS group_ratio,
-            max(m.excess) / nullif(sum(m.excess), 0) AS one_share, max_by(m.rank, (m.excess, -m.rank)) AS at_times_rank,
+            max(m.excess) / nullif(sum(m.excess), 0) AS one_share,
+            max_by(m.rank, (m.excess, -m.rank)) AS at_times_rank,
             max_by(m.high_steps, (m.excess, -m.rank)) AS at_times_steps
         FROM marked AS m GROUP BY m.metric),
     by_step AS (
@@ -299,8 +301,10 @@ _RANK_HEAT = View(
     SELECT c.y AS "row", c.x AS "column", min(c.rank) AS rank_first, max(c.rank) AS rank_last,
         min(c.step) AS step_first, max(c.step) AS step_last, count(c.value) AS n, avg(c.value) AS mean,
         avg(c.ratio) AS ratio, min(c.value) AS min, max(c.value) AS max,
-        arg_max(c.value, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme, arg_max(c.ratio, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_ratio,
-        arg_max(c.rank, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_rank, arg_max(c.step, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_step,
+        arg_max(c.value, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme,
+        arg_max(c.ratio, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_ratio,
+        arg_max(c.rank, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_rank,
+        arg_max(c.step, c.oddness) FILTER (c.ratio IS NOT NULL) AS extreme_step,
         sum(c.odd)::BIGINT AS odd
     FROM celled AS c GROUP BY c.y, c.x ORDER BY c.y, c.x
     """,
