@@ -10,9 +10,14 @@ from __future__ import annotations
 from driftline.storage.views import (
     alerts,
     attempts,
+    compare,
+    correlate,
     correlation,
+    cost,
     curve,
     curves,
+    drivers,
+    eval_analysis,
     evals,
     names,
     ranks,
@@ -20,6 +25,8 @@ from driftline.storage.views import (
     skew,
     spans,
     steps,
+    statistics,
+    trend,
 )
 from driftline.storage.views.view import View
 
@@ -28,14 +35,21 @@ VIEWS: tuple[View, ...] = (
     *attempts.VIEWS,
     *curves.VIEWS,
     *curve.VIEWS,
+    *statistics.VIEWS,
+    *trend.VIEWS,
+    *compare.VIEWS,
     *alerts.VIEWS,
     *ranks.VIEWS,
     *runs.VIEWS,
     *evals.VIEWS,
+    *eval_analysis.VIEWS,
+    *cost.VIEWS,
+    *correlate.VIEWS,
     *correlation.VIEWS,
     *spans.VIEWS,
     *steps.VIEWS,
     *skew.VIEWS,
+    *drivers.VIEWS,
 )
 BASE_VIEW = {"processes": "process_events", "metrics": "metric_definitions"}
 """Tables whose plain view has another name than the table, since a view of one row per thing has it."""

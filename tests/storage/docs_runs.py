@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -176,4 +177,39 @@ def scale(store: Any, make: Any) -> None:
         )
 
 
-RUNS = (digits, steps, scale)
+def study(store: Any, make: Any) -> None:
+    """Two runs of one configuration change, 200 steps each: what the statistical macros speak of.
+
+    Run b learns faster and to a better end; run a over-fits from step 120 on; its norm jumps at step 150, and
+    the loss follows at step 152.
+    """
+    random = np.random.default_rng(6)
+    for name, rate in (("study-a", 0.001), ("study-b", 0.002)):
+        run, steps = f"01k5-{name}", np.arange(200)
+        norm = 1 + 0.1 * random.normal(size=200) + (4.0 * (steps >= 150) if name == "study-a" else 0.0)
+        nll = 2 * np.exp(-steps * rate * 20) + 0.5 - 100 * rate + 0.02 * random.normal(size=200)
+        nll[152:] += 0.5 if name == "study-a" else 0.0
+        values = {"nll": nll, "norm": norm, "tokens": np.full(200, 512.0)}
+        values |= {
+            "train_accuracy": 0.9 - 0.6 * np.exp(-steps / 60),
+            "walk": np.cumsum(random.normal(size=200)),
+        }
+        config = {"lr": rate, "model": {"layers": 2}} | ({"warmup": 10} if name == "study-b" else {})
+        put = [make.started(run=run, process=name, rank=0, name=name, world_size=1, config=config)]
+        put.append(
+            make.frame(1, {m: [float(v) for v in vs] for m, vs in values.items()}, run=run, process=name)
+        )
+        for number, step in enumerate(range(20, 200, 20)):
+            value = round(0.8 - 0.5 * math.exp(-step / 40) - 0.002 * max(0, step - 120), 3)
+            metric = events.Metric(
+                name="accuracy", value=value, stderr=0.02, low=value - 0.04, high=value + 0.04, count=400
+            )
+            outcome = events.EvalOutcome(status="done", metrics=[metric], cost=events.Cost(seconds=9.0))
+            checkpoint = events.Checkpoint(digest=f"{name}-{step}", uri=f"/runs/{name}/{step}", step=step)
+            if name == "study-a":
+                result = {"checkpoint": checkpoint, "outcome": outcome, "lease": f"study-{number}"}
+                put.append(make.accepted(100 + number, run=run, step=step, **result))
+        store.put("telemetry", *put)
+
+
+RUNS = (digits, steps, scale, study)

@@ -1,0 +1,117 @@
+"""What moved before a metric changed."""
+
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
+from __future__ import annotations
+
+from driftline.storage.views.statistics import FINITE
+from driftline.storage.views.view import View
+
+METRICS = 200
+
+_DRIVERS = View(
+    "drivers",
+    f"one metric of the run and when it left its own course around a change of `of_metric`: at `at_step`, or "
+    f"where that metric's level changed most (the first tenth of the run left out). A metric's course is a "
+    f"robust line through the three stretches of `look_back` steps (by default a tenth of the run) before the "
+    f"last one before the change; it moved where it is further from it than 5 robust sigmas and than 1.2 times "
+    f"its farthest before. Looked at are the {METRICS} metrics with most points. No row where the metric has "
+    f"too few points for a change",
+    f"""
+    TABLE
+    WITH own AS MATERIALIZED (FROM levels(of_run, of_metric)),
+    sized AS (SELECT max(o.bin) + 1 AS bins, min(o.first_step) AS first, max(o.last_step) AS last FROM own AS o),
+    jumps AS (
+        SELECT o.bin, o.first_step, median(o.value) OVER ahead AS after, median(o.value) OVER behind AS before,
+            count(*) OVER ahead AS n_after, count(*) OVER behind AS n_before
+        FROM own AS o
+        WINDOW ahead AS (ORDER BY o.bin ROWS BETWEEN CURRENT ROW AND 9 FOLLOWING),
+            behind AS (ORDER BY o.bin ROWS BETWEEN 10 PRECEDING AND 1 PRECEDING)),
+    biggest AS (
+        SELECT arg_max(j.first_step, (abs(j.after - j.before), -j.bin)) AS step FROM jumps AS j, sized AS z
+        WHERE 10 * j.bin >= z.bins AND j.n_after >= 3 AND j.n_before >= 3),
+    change AS MATERIALIZED (
+        SELECT c.step, coalesce(look_back::BIGINT, greatest(1, (z.last - z.first) // 10)) AS back
+        FROM (SELECT coalesce(at_step::BIGINT, b.step) AS step FROM biggest AS b) AS c, sized AS z
+        WHERE c.step IS NOT NULL AND z.bins >= 10),
+    grid AS MATERIALIZED (
+        SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, c.step - 4 * c.back AS first FROM change AS c),
+    counted AS (
+        SELECT p.metric FROM (
+            SELECT k.metric, count(*) AS points FROM curves AS k, grid AS g
+            WHERE k.run = run_id(of_run) AND k.step >= g.first AND k.step <= g.step + g.back
+            GROUP BY k.metric) AS p
+        ORDER BY (p.metric = of_metric) DESC, p.points DESC, p.metric LIMIT {METRICS}),
+    binned AS MATERIALIZED (
+        SELECT k.metric, floor((k.step - g.step) / g.width)::BIGINT AS bin, median(k.value) AS value,
+            min(k.step) AS first_step
+        FROM curves AS k, grid AS g
+        WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE} AND k.step >= g.first
+            AND k.step <= g.step + g.back AND k.metric IN (SELECT c.metric FROM counted AS c)
+        GROUP BY k.metric, bin),
+    course AS (
+        SELECT b.metric, b.bin, b.value FROM binned AS b, grid AS g WHERE b.bin * g.width < -g.back),
+    halves AS (
+        SELECT c.metric, count(*) AS n, quantile_cont(c.bin, 0.5) AS middle FROM course AS c GROUP BY c.metric),
+    slopes AS (
+        SELECT c.metric, any_value(h.n) AS n, any_value(h.middle) AS middle,
+            coalesce((median(c.value) FILTER (c.bin > h.middle) - median(c.value) FILTER (c.bin <= h.middle))
+            / nullif(avg(c.bin) FILTER (c.bin > h.middle) - avg(c.bin) FILTER (c.bin <= h.middle), 0), 0) AS slope,
+            coalesce(abs(median(c.value) FILTER (c.bin > h.middle) - median(c.value) FILTER (c.bin <= h.middle)), 0)
+                AS rise
+        FROM course AS c JOIN halves AS h ON h.metric = c.metric GROUP BY c.metric),
+    straight AS (
+        SELECT c.metric, median(c.value - s.slope * c.bin) AS start,
+            1.4826 * mad(c.value - s.slope * c.bin) AS spread, any_value(s.slope) AS slope,
+            any_value(s.rise) AS rise, any_value(s.n) AS n, median(c.value) AS flat,
+            1.4826 * mad(c.value) AS flat_spread
+        FROM course AS c JOIN slopes AS s ON s.metric = c.metric GROUP BY c.metric),
+    line AS (
+        SELECT s.metric, s.n, CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.slope ELSE 0 END AS slope,
+            CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.start ELSE s.flat END AS start,
+            CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.spread ELSE s.flat_spread END AS spread
+        FROM straight AS s WHERE s.n >= 8),
+    away AS (
+        SELECT b.metric, b.bin, b.first_step, b.value - l.start - l.slope * b.bin AS off,
+            greatest(l.spread, 1e-12 * abs(l.start), 1e-300) AS spread, l.start + l.slope * b.bin AS expected,
+            b.value, b.bin * g.width < -g.back AS early
+        FROM binned AS b JOIN line AS l ON l.metric = b.metric, grid AS g),
+    bound AS (
+        SELECT a.metric, greatest(5.0, 1.2 * max(abs(a.off) / a.spread) FILTER (a.early)) AS far
+        FROM away AS a GROUP BY a.metric),
+    moved AS (
+        SELECT a.metric, any_value(b.far) AS far,
+            min(a.first_step) FILTER (NOT a.early AND abs(a.off) / a.spread > b.far) AS onset,
+            arg_max(a.off / a.spread, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS size,
+            arg_max(a.value, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS value,
+            arg_max(a.expected, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS expected
+        FROM away AS a JOIN bound AS b ON b.metric = a.metric GROUP BY a.metric)
+    SELECT c.metric, g.step AS change_step, m.onset AS moved_step, g.step - m.onset AS lead,
+        greatest(-1e6, least(1e6, m.size)) AS sigmas, m.value, m.expected,
+        CASE WHEN m.metric IS NULL THEN 'too few points' WHEN m.onset IS NULL THEN 'did not move'
+            WHEN c.metric = of_metric THEN 'the change itself' WHEN m.onset < g.step THEN 'moved before'
+            WHEN m.onset < g.step + g.width THEN 'moved with it' ELSE 'moved after' END AS verdict,
+        g.width AS steps_per_bin
+    FROM counted AS c CROSS JOIN grid AS g LEFT JOIN moved AS m ON m.metric = c.metric
+    ORDER BY (c.metric = of_metric) DESC, m.onset IS NULL, m.onset >= g.step + g.width, m.onset >= g.step,
+        abs(m.size) DESC NULLS LAST, c.metric
+    """,
+    "SELECT metric, change_step, moved_step, lead, sigmas, verdict FROM drivers('study-a', 'nll')",
+    "of_run, of_metric, at_step := NULL, look_back := NULL",
+    columns=(
+        ("metric", "the metric; the one asked for first, then those that moved before, by size"),
+        ("change_step", "step of the change that is looked at"),
+        ("moved_step", "first step at which this metric was off its course; null if it was not"),
+        ("lead", "steps from there to the change; negative if it moved after"),
+        ("sigmas", "how far off its course it was at most until the change, in robust sigmas (at most 1e6)"),
+        ("value", "its value there"),
+        ("expected", "its course there"),
+        (
+            "verdict",
+            "'the change itself', 'moved before', 'moved with it', 'moved after', 'did not move', 'too few points'",
+        ),
+        ("steps_per_bin", "resolution of the steps"),
+    ),
+)
+
+VIEWS = (_DRIVERS,)
