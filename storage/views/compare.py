@@ -131,7 +131,7 @@ _COMPARE_SUMMARY = View(
     FROM judged AS j
     """,
     "SELECT n, a, b, difference, low, high, p_value, verdict FROM "
-    "compare_summary('study-a', 'study-b', 'nll', better := 'min')",
+    "compare_summary('study-a', 'study-b', 'nll', last_part := 0.2, better := 'min')",
     "run_a, run_b, of_metric, along := 'step', running := false, last_part := 0.5, better := NULL",
     columns=(
         ("run_a", "id of run a"),

@@ -94,7 +94,7 @@ _COST = View(
     FROM joined AS j
     """,
     "SELECT gain, gain_low, gain_high, extra_hours, money_a, money_b, speed_up, verdict FROM "
-    "cost('study-a', 'study-b', 'nll', price := 2.5, token_metric := 'tokens', better := 'min')",
+    "cost('study-a', 'study-b', 'nll', price := 2.5, last_part := 0.2, better := 'min')",
     "run_a, run_b, of_metric, price := NULL, token_metric := NULL, last_part := 0.5, better := NULL",
     columns=(
         ("run_a", "id of run a"),

@@ -14,8 +14,8 @@ _DRIVERS = View(
     f"one metric of the run and when it left its own course around a change of `of_metric`: at `at_step`, or "
     f"where that metric's level changed most (the first tenth of the run left out). A metric's course is a "
     f"robust line through the three stretches of `look_back` steps (by default a tenth of the run) before the "
-    f"last one before the change; it moved where it is further from it than 5 robust sigmas and than 1.2 times "
-    f"its farthest before. Looked at are the {METRICS} metrics with most points. No row where the metric has "
+    f"last one before the change; it moved where it is further from it than 5 robust sigmas, than 1.2 times its "
+    f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made. Looked at are the {METRICS} metrics with most points. No row where the metric has "
     f"too few points for a change",
     f"""
     TABLE
@@ -35,7 +35,7 @@ _DRIVERS = View(
         FROM (SELECT coalesce(at_step::BIGINT, b.step) AS step FROM biggest AS b) AS c, sized AS z
         WHERE c.step IS NOT NULL AND z.bins >= 10),
     grid AS MATERIALIZED (
-        SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, c.step - 4 * c.back AS first FROM change AS c),
+        SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, c.step - 5 * c.back AS first FROM change AS c),
     counted AS (
         SELECT p.metric FROM (
             SELECT k.metric, count(*) AS points FROM curves AS k, grid AS g
@@ -49,45 +49,51 @@ _DRIVERS = View(
         WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE} AND k.step >= g.first
             AND k.step <= g.step + g.back AND k.metric IN (SELECT c.metric FROM counted AS c)
         GROUP BY k.metric, bin),
+    tried AS MATERIALIZED (
+        SELECT b.*, t.trial, b.bin * g.width + CASE t.trial WHEN 0 THEN g.back ELSE 0 END AS place, g.back, g.width
+        FROM binned AS b, grid AS g, (SELECT unnest([0, 1]) AS trial) AS t
+        WHERE b.bin * g.width + CASE t.trial WHEN 0 THEN g.back ELSE 0 END >= -4 * g.back),
     course AS (
-        SELECT b.metric, b.bin, b.value FROM binned AS b, grid AS g WHERE b.bin * g.width < -g.back),
+        SELECT t.metric, t.trial, t.place, t.value, quantile_cont(t.place, 0.5) OVER (PARTITION BY t.metric, t.trial) AS middle
+        FROM tried AS t WHERE t.place < -t.back),
     halves AS (
-        SELECT c.metric, count(*) AS n, quantile_cont(c.bin, 0.5) AS middle FROM course AS c GROUP BY c.metric),
+        SELECT c.metric, c.trial, median(c.value) FILTER (c.place <= c.middle) AS first,
+            median(c.value) FILTER (c.place > c.middle) AS second,
+            avg(c.place) FILTER (c.place > c.middle) - avg(c.place) FILTER (c.place <= c.middle) AS apart
+        FROM course AS c GROUP BY c.metric, c.trial),
     slopes AS (
-        SELECT c.metric, any_value(h.n) AS n, any_value(h.middle) AS middle,
-            coalesce((median(c.value) FILTER (c.bin > h.middle) - median(c.value) FILTER (c.bin <= h.middle))
-            / nullif(avg(c.bin) FILTER (c.bin > h.middle) - avg(c.bin) FILTER (c.bin <= h.middle), 0), 0) AS slope,
-            coalesce(abs(median(c.value) FILTER (c.bin > h.middle) - median(c.value) FILTER (c.bin <= h.middle)), 0)
-                AS rise
-        FROM course AS c JOIN halves AS h ON h.metric = c.metric GROUP BY c.metric),
+        SELECT h.metric, h.trial, coalesce((h.second - h.first) / nullif(h.apart, 0), 0) AS slope,
+            coalesce(abs(h.second - h.first), 0) AS rise
+        FROM halves AS h),
     straight AS (
-        SELECT c.metric, median(c.value - s.slope * c.bin) AS start,
-            1.4826 * mad(c.value - s.slope * c.bin) AS spread, any_value(s.slope) AS slope,
-            any_value(s.rise) AS rise, any_value(s.n) AS n, median(c.value) AS flat,
-            1.4826 * mad(c.value) AS flat_spread
-        FROM course AS c JOIN slopes AS s ON s.metric = c.metric GROUP BY c.metric),
+        SELECT c.metric, c.trial, median(c.value - s.slope * c.place) AS start,
+            1.4826 * mad(c.value - s.slope * c.place) AS spread, any_value(s.slope) AS slope,
+            any_value(s.rise) AS rise, count(*) AS n, median(c.value) AS flat, 1.4826 * mad(c.value) AS flat_spread
+        FROM course AS c JOIN slopes AS s ON s.metric = c.metric AND s.trial = c.trial GROUP BY c.metric, c.trial),
     line AS (
-        SELECT s.metric, s.n, CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.slope ELSE 0 END AS slope,
+        SELECT s.metric, s.trial, CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.slope ELSE 0 END AS slope,
             CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.start ELSE s.flat END AS start,
             CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.spread ELSE s.flat_spread END AS spread
         FROM straight AS s WHERE s.n >= 8),
     away AS (
-        SELECT b.metric, b.bin, b.first_step, b.value - l.start - l.slope * b.bin AS off,
-            greatest(l.spread, 1e-12 * abs(l.start), 1e-300) AS spread, l.start + l.slope * b.bin AS expected,
-            b.value, b.bin * g.width < -g.back AS early
-        FROM binned AS b JOIN line AS l ON l.metric = b.metric, grid AS g),
+        SELECT t.metric, t.trial, t.place, t.first_step, t.value - l.start - l.slope * t.place AS off, l.spread,
+            l.start + l.slope * t.place AS expected, t.value, t.place < -t.back AS early, t.width
+        FROM tried AS t JOIN line AS l ON l.metric = t.metric AND l.trial = t.trial),
     bound AS (
-        SELECT a.metric, greatest(5.0, 1.2 * max(abs(a.off) / a.spread) FILTER (a.early)) AS far
+        SELECT a.metric, any_value(a.spread) FILTER (a.trial = 1) AS spread, greatest(
+            5 * any_value(a.spread) FILTER (a.trial = 1),
+            1.2 * max(abs(a.off)) FILTER (a.trial = 1 AND a.early),
+            1.5 * max(abs(a.off)) FILTER (a.trial = 0 AND NOT a.early AND a.place <= 0),
+            1e-9 * max(abs(a.expected)) FILTER (a.trial = 1)) AS far
         FROM away AS a GROUP BY a.metric),
     moved AS (
-        SELECT a.metric, any_value(b.far) AS far,
-            min(a.first_step) FILTER (NOT a.early AND abs(a.off) / a.spread > b.far) AS onset,
-            arg_max(a.off / a.spread, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS size,
-            arg_max(a.value, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS value,
-            arg_max(a.expected, abs(a.off)) FILTER (NOT a.early AND a.bin <= 0) AS expected
-        FROM away AS a JOIN bound AS b ON b.metric = a.metric GROUP BY a.metric)
+        SELECT a.metric, min(a.first_step) FILTER (NOT a.early AND abs(a.off) > b.far) AS onset,
+            arg_max(a.off / greatest(b.spread, 1e-6 * b.far), abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS size,
+            arg_max(a.value, abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS value,
+            arg_max(a.expected, abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS expected
+        FROM away AS a JOIN bound AS b ON b.metric = a.metric WHERE a.trial = 1 GROUP BY a.metric)
     SELECT c.metric, g.step AS change_step, m.onset AS moved_step, g.step - m.onset AS lead,
-        greatest(-1e6, least(1e6, m.size)) AS sigmas, m.value, m.expected,
+        CASE WHEN isfinite(m.size) THEN greatest(-1e6, least(1e6, m.size)) END AS sigmas, m.value, m.expected,
         CASE WHEN m.metric IS NULL THEN 'too few points' WHEN m.onset IS NULL THEN 'did not move'
             WHEN c.metric = of_metric THEN 'the change itself' WHEN m.onset < g.step THEN 'moved before'
             WHEN m.onset < g.step + g.width THEN 'moved with it' ELSE 'moved after' END AS verdict,

@@ -45,7 +45,7 @@ _EVAL_BEST = View(
             b.lead_over_runner_up / nullif(b.se_runner, 0) AS runner_z
         FROM beside AS b),
     tested AS (
-        SELECT s.*, CASE WHEN s.best_is_last THEN NULL
+        SELECT s.*, CASE WHEN s.best_is_last OR s.last_z IS NULL THEN NULL
             ELSE least(1.0, (s.points - 1) * student_p(s.last_z, 1e5) / 2) END AS p_value
         FROM scored AS s)
     SELECT t.suite, t.metric, t.direction, t.points, t.best, t.best_stderr, t.best_step, t.best_epoch,
@@ -53,6 +53,7 @@ _EVAL_BEST = View(
         t.last_z AS lead_over_last_in_se, t.p_value, t.runner_up, t.runner_up_step, t.lead_over_runner_up,
         t.runner_z AS lead_over_runner_up_in_se,
         CASE WHEN t.points = 1 THEN 'only one point' WHEN t.best_is_last THEN 'best is last'
+            WHEN t.lead_over_last = 0 THEN 'last is as good'
             WHEN t.p_value IS NULL THEN 'best is not last, no error bars'
             WHEN t.p_value < 0.05 THEN 'best is not last'
             ELSE 'best is not last, within noise' END AS verdict
@@ -87,7 +88,7 @@ _EVAL_BEST = View(
         ("lead_over_runner_up_in_se", "that in standard errors of the difference"),
         (
             "verdict",
-            "'best is last', 'best is not last' (p under 0.05), '..., within noise', '..., no error bars'",
+            "'best is last', 'last is as good', 'best is not last' (p under 0.05), '..., within noise', '..., no error bars'",
         ),
     ),
 )

@@ -26,7 +26,7 @@ _STUDENT_P = View(
     "student_p",
     "two-sided p-value of Student's t with `df` degrees of freedom, by Simpson's rule over the angle",
     """
-    least(1.0, exp(lgamma((least(df, 1e5) + 1) / 2) - lgamma(least(df, 1e5) / 2)) * 2 / sqrt(pi())
+    CASE WHEN t_value IS NOT NULL AND df IS NOT NULL THEN least(1.0, exp(lgamma((least(df, 1e5) + 1) / 2) - lgamma(least(df, 1e5) / 2)) * 2 / sqrt(pi())
         * (CASE WHEN df < 30 THEN pi() / 2 ELSE atan((abs(t_value) + 12) / sqrt(least(df, 1e5))) END
             - atan(abs(t_value) / sqrt(least(df, 1e5)))) / 600
         * list_sum(list_transform(range(0, 201), lambda i:
@@ -34,7 +34,7 @@ _STUDENT_P = View(
             * power(cos(atan(abs(t_value) / sqrt(least(df, 1e5))) + i / 200.0
                 * (CASE WHEN df < 30 THEN pi() / 2
                     ELSE atan((abs(t_value) + 12) / sqrt(least(df, 1e5))) END
-                    - atan(abs(t_value) / sqrt(least(df, 1e5))))), least(df, 1e5) - 1))))
+                    - atan(abs(t_value) / sqrt(least(df, 1e5))))), least(df, 1e5) - 1)))) END
     """,
     "SELECT student_p(2.0, 1) AS one, student_p(2.5, 5) AS five, student_p(1.96, 1000) AS thousand",
     "t_value, df",
