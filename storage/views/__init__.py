@@ -24,8 +24,8 @@ from driftline.storage.views import (
     runs,
     skew,
     spans,
-    steps,
     statistics,
+    steps,
     trend,
 )
 from driftline.storage.views.view import View

@@ -13,9 +13,10 @@ _DRIVERS = View(
     "drivers",
     f"one metric of the run and when it left its own course around a change of `of_metric`: at `at_step`, or "
     f"where that metric's level changed most (the first tenth of the run left out). A metric's course is a "
-    f"robust line through the three stretches of `look_back` steps (by default a tenth of the run) before the "
+    f"robust line through the three stretches of `look_back` steps (by default a tenth of the run, or a fifth of what is before the change) before the "
     f"last one before the change; it moved where it is further from it than 5 robust sigmas, than 1.2 times its "
-    f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made. Looked at are the {METRICS} metrics with most points. No row where the metric has "
+    f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made (twice "
+    f"in a row, where it hardly ever varied). Looked at are the {METRICS} metrics with most points. No row where the metric has "
     f"too few points for a change",
     f"""
     TABLE
@@ -31,7 +32,8 @@ _DRIVERS = View(
         SELECT arg_max(j.first_step, (abs(j.after - j.before), -j.bin)) AS step FROM jumps AS j, sized AS z
         WHERE 10 * j.bin >= z.bins AND j.n_after >= 3 AND j.n_before >= 3),
     change AS MATERIALIZED (
-        SELECT c.step, coalesce(look_back::BIGINT, greatest(1, (z.last - z.first) // 10)) AS back
+        SELECT c.step, coalesce(look_back::BIGINT,
+            greatest(1, least((z.last - z.first) // 10, (c.step - z.first) // 5))) AS back
         FROM (SELECT coalesce(at_step::BIGINT, b.step) AS step FROM biggest AS b) AS c, sized AS z
         WHERE c.step IS NOT NULL AND z.bins >= 10),
     grid AS MATERIALIZED (
@@ -77,7 +79,8 @@ _DRIVERS = View(
         FROM straight AS s WHERE s.n >= 8),
     away AS (
         SELECT t.metric, t.trial, t.place, t.first_step, t.value - l.start - l.slope * t.place AS off, l.spread,
-            l.start + l.slope * t.place AS expected, t.value, t.place < -t.back AS early, t.width
+            l.start + l.slope * t.place AS expected, t.value, t.place < -t.back AS early,
+            lead(t.value - l.start - l.slope * t.place) OVER (PARTITION BY t.metric, t.trial ORDER BY t.place) AS off_next
         FROM tried AS t JOIN line AS l ON l.metric = t.metric AND l.trial = t.trial),
     bound AS (
         SELECT a.metric, any_value(a.spread) FILTER (a.trial = 1) AS spread, greatest(
@@ -87,7 +90,8 @@ _DRIVERS = View(
             1e-9 * max(abs(a.expected)) FILTER (a.trial = 1)) AS far
         FROM away AS a GROUP BY a.metric),
     moved AS (
-        SELECT a.metric, min(a.first_step) FILTER (NOT a.early AND abs(a.off) > b.far) AS onset,
+        SELECT a.metric, min(a.first_step) FILTER (NOT a.early AND abs(a.off) > b.far
+                AND (b.spread > 0 OR abs(a.off_next) > b.far)) AS onset,
             arg_max(a.off / greatest(b.spread, 1e-6 * b.far), abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS size,
             arg_max(a.value, abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS value,
             arg_max(a.expected, abs(a.off)) FILTER (NOT a.early AND a.place <= 0) AS expected

@@ -3,6 +3,8 @@
 Formulas, limits and measured calibration: docs/analysis.md.
 """
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.storage.views.view import View
