@@ -1,7 +1,5 @@
 """One curve to look at: newest attempt, smoothed if asked, thinned without losing what matters."""
 
-# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
-
 from __future__ import annotations
 
 from driftline.storage.views.view import View
