@@ -44,6 +44,10 @@ def replay(
         Path | None,
         typer.Option(help="Incidents that happened (CSV or JSON): how many alerts were right."),
     ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Compute windows again that late data touched; higher revision.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --repair: write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="With --config: a line per difference.")] = False,
     log_level: LogLevel = Level.WARNING,
@@ -67,6 +71,8 @@ def replay(
             raise SettingsError("--labels", str(labels), "name the configuration to be tested with --config")
         where = settings.storage.root
         chosen = run_ids(where, runs or [])
+        if repair:
+            return _repair(where, chosen, commit=not dry_run, as_json=as_json)
         log = TableLog(where, chosen)
         window = within(log, bounds(begin, end))
         if config is None:
@@ -105,6 +111,30 @@ def _backtest(
         found = backtest(log, other, runs=runs, window=window, incidents=incidents, tell=tell)
         seconds = tell.seconds()
     replay_diff_view.show(found, seconds, form=form)
+    return 0
+
+
+def _repair(where: str, runs: list[str], *, commit: bool, as_json: bool) -> int:
+    from driftline.cli import replay_repair_view, replay_view
+    from driftline.errors import Unavailable
+    from driftline.replay.repair import Repair, repair
+    from driftline.storage.replay_source import TableLog
+    from driftline.storage.store import Conflict
+    from driftline.storage.window_repair import WindowRepair
+
+    windows = WindowRepair(where)
+    late = windows.runs_with_late_data()
+    chosen = [run for run in late if not runs or run in runs]
+    if not chosen:
+        replay_repair_view.show(Repair(), as_json=as_json, written=commit)
+        return 0
+    log = TableLog(where, chosen)
+    try:
+        with replay_view.progress(log.parts()) as tell:
+            done = repair(log, windows, commit=commit, tell=tell)
+    except Conflict as error:
+        raise Unavailable(f"another repair came between ({error}): run it again") from error
+    replay_repair_view.show(done, as_json=as_json, written=commit)
     return 0
 
 

@@ -1,0 +1,132 @@
+"""Writes windows that were computed again to the table ``windows``, with the next revision.
+
+The rows keep the position that caused the live row (their ordinal is -1), so that a sink's marks stay what
+they were. The transaction has an id of its own, ``repair/<topic uuid>/<partition>``, counted up: of two
+repairs at once one is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from driftline.errors import BadData
+from driftline.storage import catalog
+from driftline.storage.lake import Lake
+from driftline.storage.listing import read_files
+from driftline.storage.relations import identifier, path, source
+from driftline.storage.replay_compare import Stored
+from driftline.storage.replay_source import Part
+from driftline.storage.tables import TABLES
+
+_KEYS = ("run", "attempt", "axis", "span", "group", "metric", "start", "end")
+_PLACE = ("topic_uuid", "partition", "offset", "ordinal", "revision")
+SHOWN = 20
+
+
+class Change(NamedTuple):
+    """A window that is another one with the late data: its samples and mean before and after."""
+
+    run: str
+    attempt: int
+    axis: str
+    start: int
+    end: int
+    group: str
+    metric: str
+    revision: int
+    samples: int | None
+    mean: float | None
+    new_samples: int
+    new_mean: float | None
+
+
+class Changes(NamedTuple):
+    """Rows to be committed, and the first of them as changes."""
+
+    rows: pa.Table
+    shown: list[Change]
+
+
+class WindowRepair:
+    """The table ``windows`` under ``root``. Raises BadData."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def reached(self, part: Part) -> int:
+        """The last offset that caused a stored row: what comes behind is left to the stream worker."""
+        stored = Stored(self.root)
+        try:
+            return stored.reached(part.topic_uuid, part.partition)
+        finally:
+            stored.close()
+
+    def runs_with_late_data(self) -> list[str]:
+        """Runs of which a fact tells that data came late."""
+        query = f"""SELECT DISTINCT run FROM {source("facts", read_files(self.root)["facts"])}
+            WHERE what = 'late' ORDER BY run"""
+        with duckdb.connect() as db:
+            return [run for (run,) in self._run(db, query).fetchall()]
+
+    def changes(self, part: Part, before: Path, after: Path) -> Changes:
+        """Windows that two files of rows differ in, and that are not stored like that yet."""
+        columns = [c.name for c in TABLES["windows"].columns]
+        values = [name for name in columns if name not in (*_KEYS, *_PLACE, "expected")]
+        listed = ", ".join(f"a.{identifier(name)}" for name in columns if name not in _PLACE)
+        query = f"""
+            WITH stored AS (
+                FROM {source("windows", read_files(self.root)["windows"])}
+                QUALIFY revision = max(revision) OVER (PARTITION BY {", ".join(map(identifier, _KEYS))})),
+            touched AS (
+                SELECT a.* FROM read_parquet({path(str(after))}) AS a
+                LEFT JOIN read_parquet({path(str(before))}) AS b ON {_same("a", "b", _KEYS)}
+                WHERE b.run IS NULL OR NOT ({_same("a", "b", values)}))
+            SELECT {listed}, coalesce(s.revision, 0) + 1 AS revision, a.topic_uuid, a."partition",
+                coalesce(s."offset", a."offset") AS "offset", -1 AS ordinal,
+                s.count AS old_count, s.mean AS old_mean
+            FROM touched AS a LEFT JOIN stored AS s ON {_same("a", "s", _KEYS)}
+            WHERE s.run IS NULL OR NOT ({_same("a", "s", values)})
+            ORDER BY run, metric, axis, "start" """
+        with duckdb.connect() as db:
+            db.execute("SET TimeZone = 'UTC'")
+            found = self._run(db, query).to_arrow_table()
+        shown = [
+            Change(
+                *(row[name] for name in ("run", "attempt", "axis", "start", "end", "group", "metric")),
+                *(row[name] for name in ("revision", "old_count", "old_mean", "count", "mean")),
+            )
+            for row in found.slice(0, SHOWN).to_pylist()
+        ]
+        bare = pa.schema([pa.field(c.name, c.type) for c in TABLES["windows"].columns])
+        return Changes(found.select(columns).cast(bare), shown)
+
+    def commit(self, part: Part, changes: Changes) -> int:
+        """Commits the rows, all or none; returns how many. Raises Conflict, Unavailable."""
+        if not changes.rows.num_rows:
+            return 0
+        lake = Lake(self.root)
+        app = f"repair/{part.topic_uuid}/{part.partition}"
+        now = lake.version("windows", app)
+        order = [(name, "ascending") for name in TABLES["windows"].order]
+        lake.commit("windows", changes.rows.sort_by(order), {app: now}, {app: now + 1})
+        catalog.write(self.root, lambda: read_files(self.root))
+        return int(changes.rows.num_rows)
+
+    def _run(self, db: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
+        try:
+            return db.sql(query)
+        except duckdb.Error as error:
+            raise BadData(
+                f"the tables in {self.root} cannot be read: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _same(one: str, other: str, names: tuple[str, ...] | list[str]) -> str:
+    return " AND ".join(
+        f"{one}.{identifier(name)} IS NOT DISTINCT FROM {other}.{identifier(name)}" for name in names
+    )

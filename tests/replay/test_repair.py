@@ -1,0 +1,123 @@
+"""Late data: windows computed again with a higher revision, once, and the alerts that would have changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftline import config
+from driftline.records import Record
+from driftline.replay.proof import prove
+from driftline.replay.repair import repair
+from driftline.storage.lake import Lake
+from driftline.storage.open import open_catalog
+from driftline.storage.replay_compare import Stored
+from driftline.storage.replay_source import TableLog
+from driftline.storage.store import Conflict
+from driftline.storage.window_repair import WindowRepair
+
+Store = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory, log: Any, store: Any) -> tuple[Path, Path]:
+    """Tables of a training whose rank 2 spooled some steps and sent them late, and of the same in time."""
+    high = config.Rule(name="high", metric="loss", op=">", bound=20.0, for_steps=1)
+    settings = config.PipelineConfig(idle_us=3_000_000, allowed_lateness_us=1_000_000, rules=[high])
+    in_time = log(settings=settings)
+    in_time.train("a", range(120))
+    in_time.end("a")
+    in_time.wait(40)
+    held, records, sent = [], [], False
+    for record in in_time.records:
+        value = record.value or b""
+        is_of_rank_2 = value[:1] == b"\xff" and b"a-0-2" in value
+        if is_of_rank_2 and 130 < record.offset < 330:
+            held.append(value)
+            continue
+        if is_of_rank_2 and record.offset >= 330 and not sent:
+            sent = True
+            for value_held in held:
+                records.append(record._replace(value=value_held))
+        records.append(record)
+    assert len(held) > 10
+    assert sent
+    spooled = log(settings=settings)
+    spooled.records = [Record(0, at, r.time_ms, r.value) for at, r in enumerate(records)]
+    folder = tmp_path_factory.mktemp("late")
+    return store(folder / "late", spooled), store(folder / "in_time", in_time)
+
+
+def step_windows(root: Path) -> dict[Any, Any]:
+    """The newest revision of each window of the whole run, without what rests on who was there."""
+    sql = """SELECT "end", metric, count, mean, std, min, max, p50 FROM windows WHERE axis = 'step'
+        QUALIFY revision = max(revision) OVER (PARTITION BY "end", metric)"""
+    return {row[:2]: row[2:] for row in open_catalog(root).rows(sql)}
+
+
+def test_repaired_windows_are_those_of_a_training_whose_data_came_in_time(
+    late: tuple[Path, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(late[0], tmp_path / "own"))
+    assert WindowRepair(root).runs_with_late_data() == ["a"]
+    before = step_windows(root)
+    wanted = step_windows(late[1])
+    assert before != wanted
+    done = repair(TableLog(root), WindowRepair(root), commit=False)
+    assert done.windows
+    assert step_windows(root) == before, "nothing is written unless asked"
+    done = repair(TableLog(root), WindowRepair(root))
+    assert done.committed > 20
+    assert done.late_frames > 10
+    repaired = step_windows(root)
+    assert repaired.keys() == wanted.keys()
+    for key, row in repaired.items():
+        assert row == pytest.approx(wanted[key], rel=1e-12, nan_ok=True), key
+    versions = Lake(root).version("windows", "repair/11111111-1111-1111-1111-111111111111/0")
+    again = repair(TableLog(root), WindowRepair(root))
+    assert (again.committed, again.windows) == (0, [])
+    assert Lake(root).version("windows", "repair/11111111-1111-1111-1111-111111111111/0") == versions
+    assert prove(TableLog(root), Stored(root)).identical, "the live rows are still proven"
+
+
+def test_alerts_that_would_have_changed_are_listed_and_none_is_written(
+    late: tuple[Path, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(late[0], tmp_path / "own"))
+    alerts = open_catalog(root).rows("SELECT count(*) FROM alerts")
+    done = repair(TableLog(root), WindowRepair(root))
+    assert [(one.rule, one.rank, one.step) for one in done.alerts.gained] == [("high", 2, 60)]
+    assert open_catalog(root).rows("SELECT count(*) FROM alerts") == alerts
+
+
+def test_of_two_repairs_at_once_one_is_refused(late: tuple[Path, Path], tmp_path: Path) -> None:
+    """Both computed the same rows; they are there once."""
+    root = Path(shutil.copytree(late[0], tmp_path / "own"))
+    one = WindowRepair(root)
+
+    class Slow(WindowRepair):
+        def commit(self, part: Any, changes: Any) -> int:
+            assert one.commit(part, changes) > 0
+            stale = Lake(root)
+            stale.version = lambda name, app: -1  # type: ignore[method-assign]
+            app = f"repair/{part.topic_uuid}/{part.partition}"
+            handle = Lake(root)
+            with pytest.raises(Conflict):
+                handle.commit("windows", changes.rows, {app: -1}, {app: 0})
+            return 0
+
+    repair(TableLog(root), Slow(root))
+    doubled = """SELECT 1 FROM windows
+        GROUP BY run, attempt, axis, span, "group", metric, "start", "end", revision
+        HAVING count(*) > 1"""
+    assert open_catalog(root).rows(doubled) == []
+
+
+def test_a_log_without_late_data_needs_no_repair(whole: tuple[Any, Path]) -> None:
+    root = whole[1]
+    done = repair(TableLog(root, ["a"]), WindowRepair(root))
+    assert done.committed == 0
