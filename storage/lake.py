@@ -15,7 +15,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -51,6 +51,7 @@ KEEP_HOURS = 1
 _TARGET_BYTES = 128 * 1024 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
+_TRIES, _TRY_S = 200, 0.05
 _TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
 
 
@@ -201,14 +202,46 @@ class Lake:
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
 
-    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> None:
-        """Removes files that the table has not used for ``keep_hours``. Raises Unavailable if it cannot.
+    def forget_missing(self, name: TableName) -> None:
+        """Takes the files that are missing out of the table; positions stay. Raises Unavailable if somebody
+        compacts it all the time, or if it cannot be written."""
+        for _ in range(_TRIES):
+            if self._rewrite(name, "rid of missing files", lambda handle: handle.repair()):
+                return
+            time.sleep(_TRY_S)
+        raise Unavailable(f"table {name} in {self.root} is being rewritten by a sink: try again in a minute")
+
+    def rewind(self, name: TableName, app: str, fence: str, first: int, predicate: str) -> None:
+        """Takes the table back to before offset ``first`` of ``app``: deletes the rows that ``predicate``
+        selects, which must be all from there on, and then moves the position. Nobody commits in between; a
+        sink that has read on finds both and begins again. Raises Unavailable, perhaps between the two."""
+        properties = writer_properties(name)
+
+        def back(handle: DeltaTable) -> dict[str, Any]:
+            if _version(handle, app) < first:
+                return {"done": True}
+            handle.delete(predicate, writer_properties=properties)
+            moves = [Transaction(app, first - 1), Transaction(fence, _version(handle, fence) + 1)]
+            commit = CommitProperties(app_transactions=moves)
+            handle.create_write_transaction([], "append", handle.schema(), commit_properties=commit)
+            handle.update_incremental()
+            return {"done": True}
+
+        for _ in range(_TRIES):
+            if self._rewrite(name, "taken back", back, alone_with=True):
+                return
+            time.sleep(_TRY_S)
+        raise Unavailable(f"table {name} in {self.root} is being written by a sink: try again in a minute")
+
+    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
+        """Removes files that the table has not used for ``keep_hours``; how many, and their bytes. Raises
+        Unavailable if it cannot.
 
         delta-rs only says which: its own vacuum writes to the table's log first, so on a full disk it could
         not free what would end the trouble.
         """
         try:
-            self._unlink(name, self._old(name, keep_hours))
+            return self._unlink(name, self._old(name, keep_hours))
         except (DeltaError, OSError) as error:
             raise Unavailable(
                 f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
@@ -240,10 +273,15 @@ class Lake:
         old = self._handles[name].vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
         return [unquote(file) for file in old]
 
-    def _unlink(self, name: TableName, files: Iterable[str]) -> None:
+    def _unlink(self, name: TableName, files: Iterable[str]) -> tuple[int, int]:
+        count = size = 0
         for file in files:
-            if Path(file).name == file:  # our files lie in the folder itself
-                (self.root / name / file).unlink(missing_ok=True)
+            path = self.root / name / file
+            if Path(file).name != file or not path.exists():  # our files lie in the folder itself
+                continue
+            count, size = count + 1, size + path.stat().st_size
+            path.unlink(missing_ok=True)
+        return count, size
 
     def _remove_orphans(self, name: TableName) -> None:
         """Removes data files that were written and never became part of the table, if nobody writes now.
@@ -266,27 +304,43 @@ class Lake:
                     self._unlink(name, left)
 
     def _rewrite(
-        self, name: TableName, what: str, rewrite: Callable[[DeltaTable], dict[str, Any]]
+        self,
+        name: TableName,
+        what: str,
+        rewrite: Callable[[DeltaTable], dict[str, Any]],
+        *,
+        alone_with: bool = False,
     ) -> dict[str, Any] | None:
         """What ``rewrite`` gives of the table as it is now, while nobody else may rewrite it.
 
         delta-rs 1.6.6 lets two compactions of the same files both land, and then every row is there twice;
         nor does it keep a compaction's application transactions [measured]. So each takes a lock and then
         loads the table. None if somebody else does so now, empty if somebody's commit came in between.
+        ``alone_with``: nobody may commit meanwhile either.
         """
         try:
             with alone(self.root / name / "_compacting") as mine:
                 if not mine:
                     return None
-                handle = self._handles.load(name)
-                with together(self.root / name / _WRITING):
-                    return rewrite(handle)
+                with _while_writing(self.root / name / _WRITING, exclusive=alone_with) as free:
+                    return rewrite(self._handles.load(name)) if free else None
         except CommitFailedError:
             self._handles.load(name)  # someone else changed the files: fine
             return {}
         except (DeltaError, OSError) as error:
             self._remove_orphans(name)
             raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
+
+
+@contextlib.contextmanager
+def _while_writing(path: Path, *, exclusive: bool) -> Iterator[bool]:
+    """Until the block ends others may commit too, or (``exclusive``) nobody else; whether that is so."""
+    if exclusive:
+        with alone(path) as mine:
+            yield mine
+    else:
+        with together(path):
+            yield True
 
 
 def _version(handle: DeltaTable, app: str) -> int:

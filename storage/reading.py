@@ -117,7 +117,7 @@ class Reader:
         Ours tells only of partitions that it has come to, and the embedded broker's ListOffsets is wrong.
         """
         until = self._clock.steady_us() + within_us
-        with _consumer(self._kafka, fetch_max_bytes=1) as scout:
+        with consuming(self._kafka, fetch_max_bytes=1) as scout:
             scout.assign(list(self._spots))
             for place in self._spots:
                 scout.seek(place, self._consumer.position(place))
@@ -163,12 +163,13 @@ def reading(kafka: KafkaSettings, clock: Clock) -> Iterator[Reader]:
     """A reader that is connected until the block ends.
 
     Raises SettingsError where the topics do not fit, Unavailable where no broker answers."""
-    with contextlib.closing(admin.connect(kafka)) as client, _consumer(kafka) as consumer:
+    with contextlib.closing(admin.connect(kafka)) as client, consuming(kafka) as consumer:
         yield Reader(kafka, consumer, client, clock)
 
 
 @contextlib.contextmanager
-def _consumer(kafka: KafkaSettings, **options: Any) -> Iterator[Any]:
+def consuming(kafka: KafkaSettings, **options: Any) -> Iterator[Any]:
+    """A consumer without a group, that neither commits nor makes topics, until the block ends."""
     consumer = opened(
         KafkaConsumer,
         client_id="driftline-sink",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from driftline import admin, events, frames, window_rows
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.records import OutputId, Record
 from driftline.settings import Settings, StorageSettings
+from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.rows import Rows, Source
@@ -164,6 +166,67 @@ class Store:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "data")
+
+
+class Written:
+    """Tables that a sink wrote of two partitions, a commit for each record: 40 frames and events of each."""
+
+    RECORDS = 40
+
+    def __init__(self, root: Path, make: Any, copy_of: Path | None = None) -> None:
+        self.root = root
+        self.spots = [
+            Spot(topic, make.uuid, p) for topic in ("telemetry", "facts", "eval-items") for p in (0, 1)
+        ]
+        self.log = {spot: list(self._values(make, spot)) for spot in self.spots}
+        if copy_of is None:
+            self.sink(step=10)
+        else:
+            shutil.copytree(copy_of, root)
+
+    def _values(self, make: Any, spot: Spot) -> Any:
+        one = {"process": f"p{spot.partition}", "run": f"run{spot.partition}"}
+        for at in range(self.RECORDS):
+            if spot.topic == "facts":
+                yield make.fact(at, id=f"{make.uuid}/{spot.partition}/{at}/0")
+            elif spot.topic == "eval-items":
+                yield make.items(f"lease-{spot.partition}-{at}", 0, 3)
+            elif at % 8 == 1:
+                yield make.saved(at, **one)
+            elif at % 8 == 2:
+                yield make.tick()
+            elif at == 3:
+                yield b"\x00"
+            elif at == 4:
+                yield make.frame(0, {"loss": [1.0]}, **one)  # sent again: number 0 is known
+            else:
+                yield make.frame(at, {"loss": [1.0] * 5, "kl": [2.0] * 5}, step=at * 5, **one)
+
+    def sink(self, *, step: int = 1000, oldest: int = 0) -> SinkCore:
+        """A sink from where the last one stood to the end of the log, which begins at ``oldest``."""
+        core = SinkCore(Lake(self.root))
+        starts = core.resume(dict.fromkeys(self.spots, oldest))
+        for first in range(0, self.RECORDS, step):
+            for spot, values in self.log.items():
+                at = max(first, starts[spot])
+                records = [
+                    Record(spot.partition, n, n, values[n]) for n in range(at, min(first + step, len(values)))
+                ]
+                core.take(spot, records)
+            core.letters.clear()
+            list(core.commits(empty=True))
+        return core
+
+
+_ORIGINAL: list[Path] = []
+
+
+@pytest.fixture
+def written(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, make: Any) -> Written:
+    """Written once, and a copy of it for each test."""
+    if not _ORIGINAL:
+        _ORIGINAL.append(Written(tmp_path_factory.mktemp("written") / "data", make).root)
+    return Written(tmp_path / "data", make, _ORIGINAL[0])
 
 
 class Harness:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,78 +13,17 @@ from deltalake import DeltaTable, write_deltalake
 
 from driftline.records import Record
 from driftline.storage.check import check
-from driftline.storage.core import SinkCore, Spot
+from driftline.storage.core import SinkCore
 from driftline.storage.findings import Report
 from driftline.storage.lake import Lake, writer_properties
 from driftline.storage.tables import TABLES
-
-
-class Written:
-    """Tables that a sink wrote of two partitions, a commit for each record: 40 frames and events of each."""
-
-    RECORDS = 40
-
-    def __init__(self, root: Path, make: Any, copy_of: Path | None = None) -> None:
-        self.root = root
-        self.spots = [
-            Spot(topic, make.uuid, p) for topic in ("telemetry", "facts", "eval-items") for p in (0, 1)
-        ]
-        self.log = {spot: list(self._values(make, spot)) for spot in self.spots}
-        if copy_of is None:
-            self.sink(step=10)
-        else:
-            shutil.copytree(copy_of, root)
-
-    def _values(self, make: Any, spot: Spot) -> Any:
-        one = {"process": f"p{spot.partition}", "run": f"run{spot.partition}"}
-        for at in range(self.RECORDS):
-            if spot.topic == "facts":
-                yield make.fact(at, id=f"{make.uuid}/{spot.partition}/{at}/0")
-            elif spot.topic == "eval-items":
-                yield make.items(f"lease-{spot.partition}-{at}", 0, 3)
-            elif at % 8 == 1:
-                yield make.saved(at, **one)
-            elif at % 8 == 2:
-                yield make.tick()
-            elif at == 3:
-                yield b"\x00"
-            elif at == 4:
-                yield make.frame(0, {"loss": [1.0]}, **one)  # sent again: number 0 is known
-            else:
-                yield make.frame(at, {"loss": [1.0] * 5, "kl": [2.0] * 5}, step=at * 5, **one)
-
-    def sink(self, *, step: int = 1000) -> SinkCore:
-        """A sink from where the last one stood to the end of the log."""
-        core = SinkCore(Lake(self.root))
-        starts = core.resume(dict.fromkeys(self.spots, 0))
-        for first in range(0, self.RECORDS, step):
-            for spot, values in self.log.items():
-                at = max(first, starts[spot])
-                records = [
-                    Record(spot.partition, n, n, values[n]) for n in range(at, min(first + step, len(values)))
-                ]
-                core.take(spot, records)
-            core.letters.clear()
-            list(core.commits(empty=True))
-        return core
-
-
-_ORIGINAL: list[Path] = []
-
-
-@pytest.fixture
-def written(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, make: Any) -> Written:
-    """Written once, and a copy of it for each test."""
-    if not _ORIGINAL:
-        _ORIGINAL.append(Written(tmp_path_factory.mktemp("written") / "data", make).root)
-    return Written(tmp_path / "data", make, _ORIGINAL[0])
 
 
 def kinds(report: Report) -> set[tuple[str, str]]:
     return {(finding.table, finding.kind) for finding in report.findings if finding.wrong}
 
 
-def test_what_a_sink_wrote_is_right_before_and_after_compaction_and_retention(written: Written) -> None:
+def test_what_a_sink_wrote_is_right_before_and_after_compaction_and_retention(written: Any) -> None:
     assert check(written.root).findings == []
     lake = Lake(written.root)
     for name in ("samples", "log", "facts", "eval_items"):
@@ -160,7 +98,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], set[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_kind_of_damage_is_found_and_nothing_else(written: Written, damage: str) -> None:
+def test_every_kind_of_damage_is_found_and_nothing_else(written: Any, damage: str) -> None:
     harm, expected = DAMAGES[damage]
     harm(written.root)
     report = check(written.root)
@@ -170,14 +108,14 @@ def test_every_kind_of_damage_is_found_and_nothing_else(written: Written, damage
     assert all(finding.remedy for finding in report.findings)
 
 
-def test_missing_rows_are_named_by_their_offsets(written: Written, make: Any) -> None:
+def test_missing_rows_are_named_by_their_offsets(written: Any, make: Any) -> None:
     gone(written.root, "samples", '"partition" = 1 AND "offset" IN (7, 8, 16)')
     (bad,) = check(written.root).bad
     assert bad == ("samples", "missing", make.uuid, 1, ((7, 8), (16, 16)), 30)
     assert "3 offsets of partition 1, 30 rows: 7 to 8, 16" in bad.words()
 
 
-def test_what_is_known_to_be_missing_is_no_fault(written: Written, make: Any) -> None:
+def test_what_is_known_to_be_missing_is_no_fault(written: Any, make: Any) -> None:
     """A gap that was counted, and what retention deleted."""
     gone(written.root, "samples", '"partition" = 1 AND "offset" IN (7, 8)')
     lake = Lake(written.root)
@@ -193,7 +131,7 @@ def test_what_is_known_to_be_missing_is_no_fault(written: Written, make: Any) ->
     assert kinds(check(written.root)) == {("log", "missing")}
 
 
-def test_a_table_that_is_behind_is_right_as_far_as_it_is(written: Written, make: Any) -> None:
+def test_a_table_that_is_behind_is_right_as_far_as_it_is(written: Any, make: Any) -> None:
     spot = written.spots[0]
     written.log[spot] += [make.frame(90, {"loss": [1.0]}, process="p0", run="run0")]
     core = SinkCore(Lake(written.root))
@@ -203,7 +141,7 @@ def test_a_table_that_is_behind_is_right_as_far_as_it_is(written: Written, make:
     assert check(written.root).ok
 
 
-def test_files_beside_the_tables_are_named_and_no_fault(written: Written) -> None:
+def test_files_beside_the_tables_are_named_and_no_fault(written: Any) -> None:
     folder = written.root / "samples"
     whole = Path(Lake(written.root).files("samples")[0]).read_bytes()
     (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
@@ -219,6 +157,6 @@ def test_files_beside_the_tables_are_named_and_no_fault(written: Written) -> Non
     assert found == {"torn", "empty", "unfinished", "foreign", "other", "ours", "delta"}
 
 
-def test_quick_reads_footers_only(written: Written) -> None:
+def test_quick_reads_footers_only(written: Any) -> None:
     damaged_file(lambda path: path.write_bytes(b"PAR1" + bytes(100) + path.read_bytes()[104:]))(written.root)
     assert check(written.root, quick=True).findings != check(written.root).findings

@@ -15,6 +15,7 @@ from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, set
 from driftline.cli.outcome import Level, entry, finish, set_up_logging
 from driftline.cli.replay_app import replay
 from driftline.cli.spool_app import spool_app
+from driftline.cli.storage_app import storage_app
 
 if TYPE_CHECKING:
     from driftline.settings import Settings
@@ -32,6 +33,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Check the settings file, show what is in effect.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(spool_app, name="spool")
+app.add_typer(storage_app, name="storage")
 app.command(rich_help_panel="Look")(replay)
 app.command("import", rich_help_panel="Files")(import_command)
 app.command("export", rich_help_panel="Files")(export_command)

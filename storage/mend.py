@@ -1,0 +1,164 @@
+"""``driftline storage repair``: mends what :mod:`.check` finds, and says what that costs.
+
+    a torn end of a table's log       set aside (".torn"); the sink stores its rows again
+    a file that is missing or broken  taken out of the table, and kept in the quarantine
+    files beside the tables           moved to the quarantine
+    rows missing or there twice       with ``oldest`` (what the topics still have): all rows of the table from
+                                      the first of them on are deleted and then its position goes back to
+                                      before it, while nobody else writes: the sink stores them again, once.
+                                      What the topic no longer has is counted in ``gaps`` and stays lost.
+
+Nothing of the quarantine is ever deleted. Safe beside a running sink: it notices that its table was changed
+and begins again from the position that it finds. Killed in the middle, a repair is finished by the next one:
+rows that were deleted before the position moved are missing rows, which it finds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from driftline.storage.check import Watcher, checked
+from driftline.storage.check_files import TableFiles
+from driftline.storage.core import Spot
+from driftline.storage.findings import Bad, Report, in_words, without
+from driftline.storage.lake import Lake
+from driftline.storage.root import local
+from driftline.storage.strays import QUARANTINE, set_aside
+from driftline.storage.table_log import set_aside_torn_end
+from driftline.storage.tables import FEEDS, TABLES, TableName
+
+Oldest = Mapping[tuple[str, int], int]
+"""(topic UUID, partition) of each telemetry partition -> the first offset that the topic still has."""
+
+
+class Step(NamedTuple):
+    """One thing that is done, or would be."""
+
+    table: TableName
+    does: str
+
+
+def plan(root: str | os.PathLike[str], *, watcher: Watcher | None = None) -> tuple[Report, list[Step]]:
+    """What :func:`repair` would do, without ``oldest``. Changes nothing. Raises BadData."""
+    report, tables = checked(root, watcher=watcher)
+    return report, [step for step, _ in _of_files(Path(report.root), report, tables)]
+
+
+def repair(
+    root: str | os.PathLike[str],
+    *,
+    oldest: Oldest | None = None,
+    now_us: int | None = None,
+    watcher: Watcher | None = None,
+) -> tuple[Report, list[Step]]:
+    """Mends; returns how the tables are afterwards, and what was done. ``now_us`` goes into ``gaps``.
+
+    Raises:
+        BadData: there are no tables, or one cannot be opened even so.
+        Unavailable: somebody writes all the time, or the disk refuses.
+    """
+    path = local(root)
+    done: list[Step] = []
+    for name in TABLES:
+        for torn in set_aside_torn_end(path / name):
+            done.append(Step(name, f"set aside the torn commit {torn.name}: the sink stores its rows again"))
+    report, tables = checked(path, watcher=watcher)
+    files = list(_of_files(path, report, tables))
+    for step, table in files:
+        done += [step] if _do(path, table, step) else []
+    if report.bad and oldest is None:
+        return (checked(path, quick=True)[0] if done else report), done
+    lake = Lake(path) if files or report.bad else None
+    report = checked(path, quick=True)[0]
+    for bad in report.bad if lake is not None else ():
+        done += _restore(lake, bad, oldest or {}, now_us)  # type: ignore[arg-type]
+    return checked(path, quick=True)[0], done
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+class _FileStep(NamedTuple):
+    step: Step
+    path: Path
+    listed: bool
+    """Whether it is part of the table."""
+
+
+def _of_files(
+    root: Path, report: Report, tables: Mapping[TableName, TableFiles]
+) -> Iterator[tuple[Step, _FileStep]]:
+    for name, table in tables.items():
+        for file in table.broken:
+            step = Step(
+                name, f"take {Path(file).name} out of the table, with its rows, and keep it in {QUARANTINE}"
+            )
+            yield step, _FileStep(step, Path(file), True)
+        for stray in table.strays:
+            if stray.movable or stray.kind == "ours":
+                step = Step(name, f"move {stray.path.name} ({stray.kind}) to {QUARANTINE}/{name}")
+                yield step, _FileStep(step, stray.path, False)
+
+
+def _do(root: Path, found: _FileStep, step: Step) -> bool:
+    moved = set_aside(root, step.table, found.path)
+    if found.listed:
+        Lake(root).forget_missing(step.table)
+        return True
+    return moved is not None
+
+
+# --- rows ------------------------------------------------------------------------------------------------
+
+
+def _restore(lake: Lake, bad: Bad, oldest: Oldest, now_us: int | None) -> Iterator[Step]:
+    """Has the rows stored again that the topic still has; counts the others."""
+    if bad.table not in FEEDS["telemetry"]:
+        return
+    first = oldest.get((bad.topic_uuid, bad.partition))
+    gone = [
+        (a, min(b, first - 1) if first is not None else b)
+        for a, b in bad.ranges
+        if first is None or a < first
+    ]
+    if gone and bad.kind == "missing":
+        _count_lost(lake, bad, gone, now_us)
+        yield Step(bad.table, f"count as lost in gaps: offsets {in_words(gone)} of partition {bad.partition}")
+    if first is None:
+        return
+    left = [part for pair in bad.ranges for part in without(*pair, [(0, first - 1)])]
+    if not left or (gone and bad.kind == "doubled"):
+        return
+    spot = Spot("telemetry", bad.topic_uuid, bad.partition)
+    lake.rewind(bad.table, spot.app, spot.fence, left[0][0], _rows_from(spot, left[0][0]))
+    yield Step(
+        bad.table,
+        f"back to offset {left[0][0]} of partition {bad.partition}: the sink reads from there and stores the "
+        "rows again; until it has, queries lack them",
+    )
+
+
+def _rows_from(spot: Spot, first: int) -> str:
+    uuid = spot.uuid.replace("'", "''")
+    return f'"topic_uuid" = \'{uuid}\' AND "partition" = {spot.partition} AND "offset" >= {first}'
+
+
+def _count_lost(lake: Lake, bad: Bad, gone: Sequence[tuple[int, int]], now_us: int | None) -> None:
+    rows = [
+        {
+            "topic": "telemetry",
+            "topic_uuid": bad.topic_uuid,
+            "partition": bad.partition,
+            "first": first,
+            "last": last,
+            "tables": bad.table,
+            "found": now_us,
+        }
+        for first, last in gone
+    ]
+    lake.commit("gaps", pa.Table.from_pylist(rows, TABLES["gaps"].schema), {}, {})
