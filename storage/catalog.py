@@ -15,8 +15,11 @@ from pathlib import Path
 
 import duckdb
 
+from driftline.errors import BadData
 from driftline.storage.alone import alone
+from driftline.storage.listing import read_files
 from driftline.storage.relations import identifier, source, text
+from driftline.storage.root import local
 from driftline.storage.tables import TABLES, TableName
 from driftline.storage.views import BASE_VIEW, VIEWS, statements
 
@@ -68,6 +71,15 @@ def write(root: Path, files: Callable[[], Mapping[TableName, Sequence[str]]]) ->
         finally:
             clean(root)
     return True
+
+
+def renew(root: str | os.PathLike[str]) -> str | None:
+    """Writes the catalog of the tables as they are now; what went wrong, if something did."""
+    try:
+        write(local(root), lambda: read_files(root))
+    except (duckdb.Error, OSError, BadData) as error:
+        return str(error).partition("\n")[0]
+    return None
 
 
 def clean(root: Path) -> None:

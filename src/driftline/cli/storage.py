@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import duckdb
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from driftline.clock import SystemClock
-from driftline.errors import BadData, SettingsError
+from driftline.errors import SettingsError
 from driftline.settings import Settings
 from driftline.storage import catalog
 from driftline.storage.check import check
@@ -24,7 +23,6 @@ from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
 from driftline.storage.mend import Oldest, Step, plan, repair
 from driftline.storage.oldest import oldest_offsets
-from driftline.storage.root import local
 from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.visible import visible
 
@@ -151,11 +149,8 @@ def _each(root: str, tables: Sequence[str], doing: str) -> Iterator[tuple[TableN
 
 def _renew_catalog(root: str) -> None:
     """So that ``catalog.duckdb`` names the files of now, also where no sink runs."""
-    try:
-        catalog.write(local(root), lambda: read_files(root))
-    except (duckdb.Error, OSError, BadData) as error:
-        first = str(error).partition("\n")[0]
-        print(visible(f"{catalog.CATALOG} was not renewed (rows are safe): {first}"), file=sys.stderr)
+    if trouble := catalog.renew(root):
+        print(visible(f"{catalog.CATALOG} was not renewed (rows are safe): {trouble}"), file=sys.stderr)
 
 
 # --- what is shown -------------------------------------------------------------------------------------
