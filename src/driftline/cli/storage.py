@@ -96,7 +96,7 @@ def merge(root: str, tables: Sequence[str], *, as_json: bool) -> int:
     rows = []
     for name, lake in _each(root, tables, "merging"):
         before = len(lake.files(name)), lake.size(name)
-        done = lake.compact(name, at_least=2)
+        done = lake.compact(name, at_least=2, fully=True)
         rows.append(
             {
                 "table": name,
