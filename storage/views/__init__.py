@@ -19,14 +19,18 @@ from driftline.storage.views import (
     drivers,
     eval_analysis,
     evals,
+    goodput,
+    lineage,
     names,
     ranks,
     runs,
+    scaling,
     skew,
     spans,
     statistics,
     steps,
     trend,
+    utilisation,
 )
 from driftline.storage.views.view import View
 
@@ -50,6 +54,10 @@ VIEWS: tuple[View, ...] = (
     *steps.VIEWS,
     *skew.VIEWS,
     *drivers.VIEWS,
+    *goodput.VIEWS,
+    *utilisation.VIEWS,
+    *scaling.VIEWS,
+    *lineage.VIEWS,
 )
 BASE_VIEW = {"processes": "process_events", "metrics": "metric_definitions"}
 """Tables whose plain view has another name than the table, since a view of one row per thing has it."""
