@@ -38,6 +38,22 @@ class Reach(NamedTuple):
     end: int
 
 
+class Evaluation(NamedTuple):
+    """One metric of one accepted evaluation (or none, where it gave none)."""
+
+    run: str
+    attempt: int
+    suite: str
+    request: str
+    checkpoint: str
+    step: int | None
+    metric: str | None
+    value: float | None
+    low: float | None
+    high: float | None
+    seconds: float | None
+
+
 class Difference(NamedTuple):
     """A row that only one side has, or that both have with other values (stored, replayed)."""
 
@@ -93,6 +109,27 @@ class Stored:
         query = f"""SELECT DISTINCT run, request, attempt, "trigger", suite, suite_version, checkpoint, step
             FROM evals WHERE ({where or "false"}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
         return self._do(query).to_arrow_table()
+
+    def evaluations(self) -> list[Evaluation]:
+        """All accepted evaluations; of runs that were not chosen too, if there is no better guide to cost."""
+        columns = ", ".join(identifier(name) for name in Evaluation._fields)
+        relation = source("evals", self._files["evals"])
+        found = self._do(f"SELECT {columns} FROM {relation} WHERE status = 'done' ORDER BY ALL")
+        return [Evaluation(*row) for row in found.fetchall()]
+
+    def goals(self) -> dict[tuple[str, str], str]:
+        """(run, metric) -> "max" or "min", as declared last."""
+        relation = source("metrics", self._files["metrics"])
+        query = f"""SELECT run, metric, arg_max(goal, "offset") FROM {relation}
+            WHERE goal IS NOT NULL GROUP BY ALL"""
+        return {(run, metric): goal for run, metric, goal in self._do(query).fetchall()}
+
+    def log_seconds(self) -> dict[str, float]:
+        """From the first record of a run to its last one."""
+        relation = source("log", self._files["log"])
+        query = f"""SELECT run, epoch_us(max(received)) - epoch_us(min(received)) FROM {relation}
+            WHERE run IS NOT NULL GROUP BY run"""
+        return {run: us / 1e6 for run, us in self._do(query).fetchall()}
 
     def differences(
         self, name: OutputTable, replayed: Path, reaches: Sequence[Reach], *, first: int

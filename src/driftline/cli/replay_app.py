@@ -44,6 +44,13 @@ def replay(
         Path | None,
         typer.Option(help="Incidents that happened (CSV or JSON): how many alerts were right."),
     ] = None,
+    what_if: Annotated[
+        str | None,
+        typer.Option(
+            "--what-if",
+            help='Another evaluation frequency, "steps=200" or "epochs=1,end": cost, losses.',
+        ),
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Compute windows again that late data touched; higher revision.")
     ] = False,
@@ -73,6 +80,8 @@ def replay(
         chosen = run_ids(where, runs or [])
         if repair:
             return _repair(where, chosen, commit=not dry_run, as_json=as_json)
+        if what_if is not None:
+            return _what_if(where, chosen, what_if, as_json=as_json)
         log = TableLog(where, chosen)
         window = within(log, bounds(begin, end))
         if config is None:
@@ -135,6 +144,21 @@ def _repair(where: str, runs: list[str], *, commit: bool, as_json: bool) -> int:
     except Conflict as error:
         raise Unavailable(f"another repair came between ({error}): run it again") from error
     replay_repair_view.show(done, as_json=as_json, written=commit)
+    return 0
+
+
+def _what_if(where: str, runs: list[str], text: str, *, as_json: bool) -> int:
+    from driftline.cli import replay_what_if_view
+    from driftline.replay import what_if
+    from driftline.storage.replay_compare import Stored
+    from driftline.storage.replay_source import TableLog
+
+    triggers = what_if.triggers_of(text)
+    own = what_if.asked(TableLog(where, runs), None, runs)
+    other = what_if.asked(TableLog(where, runs), triggers, runs)
+    stored = Stored(where, runs)
+    found = what_if.compare(own, other, stored.evaluations(), stored.goals(), stored.log_seconds())
+    replay_what_if_view.show(found, text, as_json=as_json)
     return 0
 
 

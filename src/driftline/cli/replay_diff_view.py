@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from driftline.cli.replay_view import plain, speed
+from driftline.cli.replay_view import plain, printer, speed
 from driftline.replay.backtest import Backtest, Trigger
 from driftline.replay.episodes import Episode, Moved
 from driftline.replay.labels import Score
@@ -48,7 +47,7 @@ def show(found: Backtest, seconds: float, *, form: str) -> None:
 
 
 def _print(found: Backtest, seconds: float) -> None:
-    console = Console(soft_wrap=True)
+    console = printer()
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for name in ("", "same", "changed or moved", "gained", "lost"):
         table.add_column(name, justify="right" if name else "left")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from driftline.cli.replay_view import plain
+from driftline.cli.replay_view import plain, printer
 from driftline.replay.episodes import Episode
 from driftline.replay.repair import Repair
 from driftline.storage.window_repair import Change
@@ -19,7 +18,7 @@ def show(done: Repair, *, as_json: bool, written: bool) -> None:
     if as_json:
         print(json.dumps(repair_json(done), ensure_ascii=False))
         return
-    console = Console(soft_wrap=True)
+    console = printer()
     if not done.late_frames:
         console.print("Nothing came late: nothing to repair.")
         return

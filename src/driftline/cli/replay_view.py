@@ -54,11 +54,19 @@ def progress(parts: Sequence[Part]) -> Iterator[Telling]:
         yield Telling(bar, bar.add_task("replay", total=max(1, total), rates=""))
 
 
+def printer() -> Console:
+    """A console; a pipe has no width, so no table is cut there."""
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 400)
+    return console
+
+
 def show_proof(proof: Proof, seconds: float, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(proof_json(proof, seconds), ensure_ascii=False))
         return
-    console = Console(soft_wrap=True)
+    console = printer()
     console.print(_compared(proof.compared))
     for one in proof.differences:
         console.print(Text(difference(one)))
