@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driftline.config import PipelineConfig
+    from driftline.connection import KafkaSettings
+    from driftline.replay.kafka_log import KafkaLog
     from driftline.replay.labels import Incident
     from driftline.replay.proof import Window
+    from driftline.settings import Settings
     from driftline.storage.replay_source import Part, TableLog
 
+    Log = TableLog | KafkaLog
     Reaches = Callable[[Part], tuple[int, int]]
 
 Runs = Annotated[list[str] | None, typer.Argument(help="Run ids or names. Default: all.", show_default=False)]
@@ -34,6 +38,10 @@ To = Annotated[str | None, typer.Option("--to", help="The same, exclusive. Defau
 def replay(
     runs: Runs = None,
     root: Root = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option(help="Read the log from Kafka, not from the tables; with --to-prefix: write there."),
+    ] = None,
     begin: From = None,
     end: To = None,
     config: Annotated[
@@ -55,6 +63,12 @@ def replay(
         bool, typer.Option("--repair", help="Compute windows again that late data touched; higher revision.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --repair: write nothing.")] = False,
+    to_prefix: Annotated[
+        str | None, typer.Option(help='Write the log into topics under this prefix, such as "replay1.".')
+    ] = None,
+    speed: Annotated[
+        str, typer.Option(help='With --to-prefix: "10x" is ten times real time, "max" as fast as may be.')
+    ] = "max",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="With --config: a line per difference.")] = False,
     log_level: LogLevel = Level.WARNING,
@@ -72,7 +86,7 @@ def replay(
         from driftline.storage.replay_source import TableLog, run_ids
         from driftline.streams import extensions
 
-        settings = settings_of(config, root=root)
+        settings = settings_of(config, bootstrap, root=root)
         extensions.trust(settings.pipeline)
         if labels is not None and config is None:
             raise SettingsError("--labels", str(labels), "name the configuration to be tested with --config")
@@ -82,7 +96,9 @@ def replay(
             return _repair(where, chosen, commit=not dry_run, as_json=as_json)
         if what_if is not None:
             return _what_if(where, chosen, what_if, as_json=as_json)
-        log = TableLog(where, chosen)
+        if to_prefix is not None:
+            return _into_topics(TableLog(where, chosen), settings.kafka, to_prefix, speed)
+        log = _log(settings, chosen, kafka=bootstrap is not None)
         window = within(log, bounds(begin, end))
         if config is None:
             return _prove(where, log, chosen, window, as_json=as_json)
@@ -93,7 +109,28 @@ def replay(
     finish(run, name="replay", debug=log_level is Level.DEBUG)
 
 
-def _prove(where: str, log: TableLog, runs: list[str], window: Reaches, *, as_json: bool) -> int:
+def _log(settings: Settings, runs: list[str], *, kafka: bool) -> Log:
+    from driftline.storage.replay_source import TableLog
+
+    if not kafka:
+        return TableLog(settings.storage.root, runs)
+    from driftline.replay.kafka_log import KafkaLog
+
+    return KafkaLog(settings.kafka, runs)
+
+
+def _into_topics(log: TableLog, live: KafkaSettings, prefix: str, speed: str) -> int:
+    from driftline.replay.into_topics import copy, speed_of, target_of
+
+    done = copy(log, target_of(live, prefix), speed=speed_of(speed))
+    print(f"{done.sent:,} records are now in {prefix}telemetry on {live.bootstrap}", end="")
+    print(f", after {done.there:,} that were there" if done.there else "")
+    for note in log.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def _prove(where: str, log: Log, runs: list[str], window: Reaches, *, as_json: bool) -> int:
     from driftline.cli import replay_view
     from driftline.replay.proof import prove
     from driftline.storage.replay_compare import Stored
@@ -106,7 +143,7 @@ def _prove(where: str, log: TableLog, runs: list[str], window: Reaches, *, as_js
 
 
 def _backtest(
-    log: TableLog,
+    log: Log,
     other: PipelineConfig,
     runs: list[str],
     window: Reaches,
@@ -205,7 +242,7 @@ def position(option: str, text: str) -> tuple[int, Literal["offset", "time_us"]]
     return round(moment.timestamp() * 1_000_000), "time_us"
 
 
-def within(log: TableLog, places: tuple[Window, ...]) -> Reaches:
+def within(log: Log, places: tuple[Window, ...]) -> Reaches:
     """The offsets of a partition that the places mean."""
 
     def reach(part: Part) -> tuple[int, int]:
