@@ -2,9 +2,9 @@
 
 Each record carries two headers: ``driftline-replay-time`` (its original record time in milliseconds, which
 the broker's own stamp replaces) and ``driftline-replay-from`` (topic UUID, partition and offset that it comes
-from). The second says, after any interruption, where to go on: the last record of the target partition is read
-back. So the topics themselves are the state; nothing comes twice (one sender, in order, retried without end)
-and nothing is left out. Two replays at once into one prefix are not guarded against.
+from). The second says, after any interruption, where to go on: the last record of the target partition is
+read back. So the topics themselves are the state; nothing comes twice (one sender, in order, retried without
+end) and nothing is left out. Two replays at once into one prefix are not guarded against.
 
 Nothing else reads such a prefix: no alarm, evaluation or control of the live one is woken.
 """
