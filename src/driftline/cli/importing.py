@@ -132,7 +132,7 @@ def _print(found: detect.Found, made: Made, *, dry_run: bool, warn: str | None, 
     if made.evaluations:
         what.append(f"{made.evaluations:,} evaluations")
     if made.rewinds:
-        what.append(f"{made.rewinds:,} times gone back to an earlier step: new attempts")
+        what.append(f"gone back to an earlier step (a new attempt each time): {made.rewinds:,}")
     lines.append(f"  {', '.join(what)}; {_iso(made.first_us)} to {_iso(made.last_us)}")
     lines += [f"  {note}" for note in made.tally.notes]
     lines += _refused(made)

@@ -40,7 +40,9 @@ from driftline.topics import TopicName
 
 BATCH = 256
 """Records that go through pipeline and sink together."""
-COMMIT_BYTES = 128 * 1024 * 1024
+COMMIT_BYTES = 64 * 1024 * 1024
+COMMIT_ROWS = 200_000
+"""A row of ``windows`` takes about a kilobyte while it waits."""
 MAX_PARTS = 2_000
 MERGED_PARTS = 200
 """Parts of a source that are merged by time; more are taken one after the other."""
@@ -233,7 +235,10 @@ class _Writer:
 
     def _full(self) -> bool:
         core = self._core
-        return core.waiting >= self._settings.storage.commit_rows or core.waiting_bytes > COMMIT_BYTES
+        return (
+            core.waiting >= min(COMMIT_ROWS, self._settings.storage.commit_rows)
+            or core.waiting_bytes > COMMIT_BYTES
+        )
 
     def _take(self, batch: Sequence[Told]) -> None:
         items = [one.record for one in batch if one.topic == "eval-items"]
