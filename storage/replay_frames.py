@@ -11,7 +11,7 @@ the pipeline does not depend on it).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,12 @@ ROW = np.dtype(
     ]
 )
 """A sample as it is put aside on disk while others are read."""
+
+
+class Room(Protocol):
+    """Makes an array that is not filled yet."""
+
+    def __call__(self, shape: int, dtype: Any, /) -> npt.NDArray[Any]: ...
 
 
 class SampleBatch(NamedTuple):
@@ -114,9 +120,12 @@ class Head(NamedTuple):
 
 
 class Block:
-    """The samples of some frames of one partition: those at ``offsets`` (growing), of ``sizes``."""
+    """The samples of some frames of one partition: those at ``offsets`` (growing), of ``sizes``.
 
-    def __init__(self, offsets: I64, sizes: I64, names: Names) -> None:
+    ``room`` gives an array of so many of a type: memory, or a file that is mapped there.
+    """
+
+    def __init__(self, offsets: I64, sizes: I64, names: Names, room: Room = np.empty) -> None:
         self._names = names
         self._sizes = sizes
         self._starts = np.cumsum(sizes) - sizes
@@ -125,10 +134,11 @@ class Block:
         self._place[offsets - self._first] = self._starts
         total = int(sizes.sum())
         self._there = np.zeros(total, np.bool_)
-        self._metric = np.empty(total, np.int32)
-        self._step, self._time_us = np.empty(total, np.int64), np.empty(total, np.int64)
-        self._value, self._weight = np.empty(total), np.empty(total)
-        self._added = 0
+        self._metric = room(total, np.int32)
+        self._step, self._time_us = room(total, np.int64), room(total, np.int64)
+        self._value, self._weight = room(total, np.float64), room(total, np.float64)
+        self._added = self._next = 0
+        self._found: int | None = None
 
     def add(self, rows: SampleBatch) -> None:
         """Puts rows in their places; those of other records are left out."""
@@ -146,21 +156,33 @@ class Block:
         self._metric[place], self._step[place], self._time_us[place] = rows.metric, rows.step, rows.time_us
         self._value[place], self._weight[place] = rows.value, rows.weight
         self._added += len(place)
+        self._found = None
+
+    @property
+    def found(self) -> int:
+        """Samples of which there is a row."""
+        if self._found is None:
+            self._found = int(np.count_nonzero(self._there))
+        return self._found
 
     @property
     def missing(self) -> int:
-        """Samples of which there was no row."""
-        return len(self._there) - int(np.count_nonzero(self._there))
+        """Samples of which there is none."""
+        return len(self._there) - self.found
 
     @property
     def doubled(self) -> int:
         """Rows beyond one for each sample."""
-        return self._added - int(np.count_nonzero(self._there))
+        return self._added - self.found
 
-    def frames(self, heads: Iterator[Head]) -> Iterator[Frame]:
-        """The frames, in the order of ``offsets``; a frame that lacks samples has those that are there."""
+    def frames(self, heads: Sequence[Head]) -> Iterator[Frame]:
+        """The next frames, in the order of ``offsets``; one that lacks samples has those that are there."""
         whole = not self.missing
-        for start, size, head in zip(self._starts.tolist(), self._sizes.tolist(), heads, strict=True):
+        here = slice(self._next, self._next + len(heads))
+        self._next += len(heads)
+        for start, size, head in zip(
+            self._starts[here].tolist(), self._sizes[here].tolist(), heads, strict=True
+        ):
             part: slice | npt.NDArray[np.int64] = slice(start, start + size)
             if not whole and not self._there[part].all():
                 part = start + np.flatnonzero(self._there[part])

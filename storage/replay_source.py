@@ -6,11 +6,12 @@ Events come as their stored bytes, frames decoded (:class:`~driftline.records.Fr
 of the broker; duplicates and undecodable records too. A duplicate has the content of the frame that it is a
 copy of, where that is stored (also of a topic that was made again: to its pipeline the frame is new).
 
-Memory is bounded: the log is given back in stretches of at most ``SAMPLES`` samples. What a live sink wrote
-lies about in this order and is read file by file; of a compacted table, sorted by run and metric, the rows
-that belong to later stretches are put aside in a temporary folder (44 bytes a sample), each row being decoded
-once. The files are those of the moment at which the log was opened; the table's clean-up keeps them for an
-hour. (If a file is gone, a BadData says so; start again.)
+Memory is bounded: what a live sink wrote lies about in this order and is read file by file. Of a compacted
+table, sorted by run and metric, the samples of one block of the log lie all over its files: up to
+``SAMPLES`` of them are put in order in memory, more in a temporary file (37 bytes a sample) that is mapped
+there, and what is beyond ``BLOCK_SAMPLES`` waits in further files, each row being decoded once. The files are
+those of the moment at which the log was opened; the table's clean-up keeps them for an hour. (If a file is
+gone, a BadData says so; start again.)
 
 What is not whole is said in ``notes``: offsets that retention deleted or the sink never had, frames without
 (some of) their samples.
@@ -39,9 +40,11 @@ from driftline.storage.relations import source
 from driftline.storage.replay_frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
 from driftline.storage.tables import TableName
 
-SAMPLES = 1_000_000
-"""Of one stretch; it is 45 MB."""
+SAMPLES = 2_000_000
+"""Held in memory: 74 MB."""
+BLOCK_SAMPLES = 32_000_000
 RECORDS = 50_000
+"""Offsets of one stretch."""
 _READ_ROWS = 256 * 1024
 _COLUMNS = ("metric", "step", "time", "value", "weight", "offset", "ordinal")
 _FRAMED = "kind = 'frame' AND outcome IN ('stored', 'duplicate')"
@@ -241,8 +244,8 @@ class TableLog:
     def _between(self, part: Part, start: int, end: int) -> Iterator[Item]:
         for segment in self._segments(part, start, end):
             offsets, sizes = self._sizes(part, segment)
-            cuts = bucket_ends(sizes, samples=SAMPLES, records=RECORDS)
-            if len(cuts) <= 1:
+            cuts = bucket_ends(sizes, samples=BLOCK_SAMPLES, records=len(sizes))
+            if len(cuts) <= 1 and int(sizes.sum()) <= SAMPLES:
                 block = Block(offsets, sizes, self._names)
                 self._fill(block, part, segment)
                 yield from self._records(part, segment.start, segment.end, block)
@@ -250,9 +253,15 @@ class TableLog:
             ends = [*(int(offsets[cut]) for cut in cuts[:-1]), segment.end]
             begin = segment.start
             with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
+                room = _Mapped(Path(folder))
+                if len(cuts) == 1:
+                    block = Block(offsets, sizes, self._names, room)
+                    self._fill(block, part, segment)
+                    yield from self._records(part, segment.start, segment.end, block)
+                    continue
                 self._put_aside(Path(folder), np.array(ends, np.int64), part, segment)
                 for number, (low, high) in enumerate(zip([0, *cuts[:-1]], cuts, strict=True)):
-                    block = Block(offsets[low:high], sizes[low:high], self._names)
+                    block = Block(offsets[low:high], sizes[low:high], self._names, room)
                     aside = Path(folder) / str(number)
                     if aside.exists():
                         for rows in _put_aside_rows(aside):
@@ -379,6 +388,12 @@ class TableLog:
     def _records(self, part: Part, start: int, end: int, block: Block) -> Iterator[list[Record | Framed]]:
         """The records of [start, end), whose samples are in ``block``."""
         self._told_of_block(part, start, end, block)
+        for low in range(start, end, RECORDS):
+            yield from self._some_records(part, low, min(low + RECORDS, end), block)
+
+    def _some_records(
+        self, part: Part, start: int, end: int, block: Block
+    ) -> Iterator[list[Record | Framed]]:
         table = self._arrow(
             f"""SELECT "offset", epoch_ms(received) AS ms, {_FRAMED} AS framed,
                 outcome = 'stored' AND samples > 0 AS filled, outcome = 'duplicate' AS again,
@@ -393,8 +408,10 @@ class TableLog:
         names = ("run", "process", "rank", "seq", "counters")
         columns = (heads[name].to_pylist() for name in names)
         frames = block.frames(
-            Head(run, process, rank, seq, counters or "")
-            for run, process, rank, seq, counters in zip(*columns, strict=True)
+            [
+                Head(run, process, rank, seq, counters or "")
+                for run, process, rank, seq, counters in zip(*columns, strict=True)
+            ]
         )
         copies = self._copies(part, start, end)
         partition = part.partition
@@ -447,7 +464,7 @@ class TableLog:
             pieces = [p for p in self._pieces(other) if p.low <= original <= p.high]
             self._fill(block, other, _Segment(original, original + 1, 0, pieces))
             head = Head(run, process, rank, seq, counters or "")
-            copies[offset] = next(block.frames(iter([head])))
+            copies[offset] = next(block.frames([head]))
         return copies
 
     def _arrow(self, sql: str, *parameters: object) -> pa.Table:
@@ -473,6 +490,19 @@ class _Piece(NamedTuple):
     rows: int
     mixed: bool
     """It has rows of other partitions too, perhaps."""
+
+
+class _Mapped:
+    """Room in files that are mapped into memory: the system keeps there what fits."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, shape: int, dtype: Any, /) -> npt.NDArray[Any]:
+        if not shape:
+            return np.empty(0, dtype)
+        with tempfile.TemporaryFile(dir=self._folder) as file:  # gone as soon as nothing is mapped there
+            return np.memmap(file, dtype, "w+", shape=(shape,))
 
 
 class _Segment:

@@ -42,13 +42,14 @@ def proven(root: Path, *runs: str) -> Proof:
     return prove(TableLog(root, runs), Stored(root, runs), runs=runs)
 
 
-@pytest.mark.parametrize("bound", [1_000_000, 40])
+@pytest.mark.parametrize(("bound", "block"), [(1_000_000, 1_000_000), (40, 1_000_000), (40, 400)])
 def test_a_replay_from_the_tables_gives_the_bytes_that_the_pipeline_gave(
-    log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch, bound: int
+    log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch, bound: int, block: int
 ) -> None:
     """Also when the log is much larger than what is held at once, and after compaction."""
     monkeypatch.setattr(replay_source, "SAMPLES", bound)
-    monkeypatch.setattr(replay_source, "RECORDS", max(7, bound // 10))
+    monkeypatch.setattr(replay_source, "BLOCK_SAMPLES", block)
+    monkeypatch.setattr(replay_source, "RECORDS", max(70, bound // 10))
     one = log.odd()
     other = log(partition=1, uuid="other")
     other.train("c", range(40))

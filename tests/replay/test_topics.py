@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from driftline import admin, frames
 from driftline.connection import kafka_python
 from driftline.errors import SettingsError
 from driftline.records import Framed, Record
-from driftline.replay.into_topics import FROM, TIME, copy, speed_of, target_of
+from driftline.replay.into_topics import FROM, SAID, TIME, copy, speed_of, target_of
 from driftline.replay.kafka_log import KafkaLog
 from driftline.replay.player import Player
 from driftline.storage.replay_source import TableLog
@@ -23,20 +23,16 @@ from driftline.streams.pipeline import Pipeline
 pytestmark = pytest.mark.embedded
 
 
-def read(kafka: Any, partition: int) -> list[Any]:
+def read(kafka: Any, partition: int, topic: Any = "telemetry") -> list[Any]:
     """All records of a partition, with headers."""
-    log = KafkaLog(kafka)
-    part = next(part for part in log.parts() if part.partition == partition)
-    found = []
-    at = log._consumer
-    from kafka import TopicPartition
-
-    place = TopicPartition(kafka.topics["telemetry"], partition)
-    at.assign([place])
-    at.seek(place, part.start)
-    while len(found) < part.end - part.start:
-        found += at.poll(timeout_ms=200).get(place, [])
-    log.close()
+    consumer = KafkaConsumer(auto_offset_reset="earliest", enable_auto_commit=False, **kafka_python(kafka))
+    place = TopicPartition(kafka.topics[topic], partition)
+    consumer.assign([place])
+    consumer.seek(place, 0)
+    found: list[Any] = []
+    while consumer.highwater(place) is None or len(found) < consumer.highwater(place):
+        found += consumer.poll(timeout_ms=200).get(place, [])
+    consumer.close(autocommit=False)
     return found
 
 
@@ -111,6 +107,33 @@ def test_a_replay_into_topics_keeps_order_and_times_and_goes_on_after_an_interru
     assert times == [record.time_ms for record in items]
     sent = [Record(0, raw.offset, time, raw.value) for raw, time in zip(found, times, strict=True)]
     assert [content(record) for record in sent] == [content(record) for record in items]
+
+
+def test_what_the_pipeline_says_is_sent_once_with_the_ids_that_it_had(
+    embedded: Any, log: Any, stored: Callable[..., Path]
+) -> None:
+    """Also after an interruption between a record and what is said of it."""
+    live = embedded.settings(partitions=2)
+    target = target_of(live, f"{live.prefix}replay2.")
+    one = log()
+    one.train("a", range(80))
+    root = stored(one)
+
+    class Cut(TableLog):
+        def stretches(self, *where: Any) -> Any:
+            for item in super().stretches(*where):
+                yield item[: len(item) // 2]
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy(Cut(root), target, said=SAID)
+    copy(TableLog(root), target, said=SAID)
+    assert copy(TableLog(root), target, said=SAID).outputs == 0
+    core = Pipeline()
+    wanted = core.step(beginning(core, one.uuid, 0, one.records), one.records)
+    for topic in SAID:
+        values = [raw.value for raw in read(target, 0, topic)]
+        assert values == [output.value for output in wanted if output.topic == topic]
 
 
 def test_the_live_prefix_and_foreign_topics_are_refused(

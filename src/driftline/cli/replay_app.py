@@ -69,6 +69,9 @@ def replay(
     speed: Annotated[
         str, typer.Option(help='With --to-prefix: "10x" is ten times real time, "max" as fast as may be.')
     ] = "max",
+    outputs: Annotated[
+        bool, typer.Option("--outputs", help="With --to-prefix: also what the pipeline says of it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="With --config: a line per difference.")] = False,
     log_level: LogLevel = Level.WARNING,
@@ -97,7 +100,7 @@ def replay(
         if what_if is not None:
             return _what_if(where, chosen, what_if, as_json=as_json)
         if to_prefix is not None:
-            return _into_topics(TableLog(where, chosen), settings.kafka, to_prefix, speed)
+            return _into_topics(TableLog(where, chosen), settings.kafka, to_prefix, speed, outputs)
         log = _log(settings, chosen, kafka=bootstrap is not None)
         window = within(log, bounds(begin, end))
         if config is None:
@@ -119,12 +122,14 @@ def _log(settings: Settings, runs: list[str], *, kafka: bool) -> Log:
     return KafkaLog(settings.kafka, runs)
 
 
-def _into_topics(log: TableLog, live: KafkaSettings, prefix: str, speed: str) -> int:
-    from driftline.replay.into_topics import copy, speed_of, target_of
+def _into_topics(log: TableLog, live: KafkaSettings, prefix: str, speed: str, outputs: bool) -> int:
+    from driftline.replay.into_topics import SAID, copy, speed_of, target_of
 
-    done = copy(log, target_of(live, prefix), speed=speed_of(speed))
-    print(f"{done.sent:,} records are now in {prefix}telemetry on {live.bootstrap}", end="")
-    print(f", after {done.there:,} that were there" if done.there else "")
+    done = copy(log, target_of(live, prefix), speed=speed_of(speed), said=SAID if outputs else ())
+    before = f", after offset {done.there - 1:,} of before" if done.there else ""
+    print(f"{done.sent:,} records are written to {prefix}telemetry on {live.bootstrap}{before}")
+    if outputs:
+        print(f"{done.outputs:,} windows, facts and alerts are written to topics of {prefix}")
     for note in log.notes:
         print(f"note: {note}")
     return 0

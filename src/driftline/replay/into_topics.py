@@ -6,15 +6,19 @@ from). The second says, after any interruption, where to go on: the last record 
 read back. So the topics themselves are the state; nothing comes twice (one sender, in order, retried without
 end) and nothing is left out. Two replays at once into one prefix are not guarded against.
 
-Nothing else reads such a prefix: no alarm, evaluation or control of the live one is woken.
+Nothing else reads such a prefix: no alarm, evaluation or control of the live one is woken. No stream worker
+belongs there either, since it would add ticks and a configuration of today to the log. What one would say is
+sent by the replay itself if asked (``said``): windows, facts and alerts of the pure pipeline over the
+recorded offsets and times, so with the ids that they had. Requests for evaluations are never sent: whoever
+wants them evaluates the checkpoints.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
@@ -23,13 +27,17 @@ from kafka.errors import KafkaError
 from driftline import admin, frames, handshake
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import SettingsError, Unavailable
-from driftline.records import Framed, Record
-from driftline.replay.player import Source
+from driftline.records import Framed, Output, Record
+from driftline.replay.player import Player, Source
 from driftline.rights import in_words
 from driftline.storage.replay_source import Hole, Part
+from driftline.topics import TopicName
 
 TIME, FROM = "driftline-replay-time", "driftline-replay-from"
 FLUSH_RECORDS = 2_000
+PLAYED = 200
+"""Records that go through the pipeline together, before they are sent."""
+SAID: tuple[TopicName, ...] = ("windows", "facts", "alerts")
 SILENCE_S = 30.0
 Sleep = Callable[[float], None]
 
@@ -40,6 +48,8 @@ class Copied(msgspec.Struct):
     sent: int = 0
     there: int = 0
     """Offsets that were written before an interruption."""
+    outputs: int = 0
+    """What the pipeline said, of this prefix: windows, facts, alerts, requests."""
     holes: int = 0
     """Offsets that the stream worker had found lost: they are left out."""
 
@@ -73,10 +83,14 @@ def copy(
     target: KafkaSettings,
     *,
     speed: float | None = None,
+    said: Collection[TopicName] = (),
     tell: Callable[[int], None] = lambda records: None,
     sleep: Sleep = time.sleep,
 ) -> Copied:
-    """Writes all records of the source. Raises SettingsError, BadData, Unavailable."""
+    """Writes all records of the source, and of the outputs those for the topics in ``said``.
+
+    Raises SettingsError, BadData, Unavailable.
+    """
     uuids = admin.ensure_topics(target)
     topic = target.topics["telemetry"]
     assert topic in uuids
@@ -103,16 +117,10 @@ def copy(
                     f"the log has partition {part.partition}: give the prefix as many",
                 )
             last = last_offset(target, part)
-            streams.append(_records(source, part, last, done))
-        _send(
-            heapq.merge(*streams, key=lambda one: (one[1].time_ms, one[0].partition)),
-            producer,
-            topic,
-            speed,
-            tell,
-            sleep,
-            done,
-        )
+            marks = {name: last_output(target, name, part) for name in said}
+            streams.append(_entries(source, part, last, marks, done))
+        merged = heapq.merge(*streams, key=lambda one: (one.time_ms, one.partition))
+        _send(merged, producer, target, speed, tell, sleep)
     except KafkaError as error:
         raise Unavailable(f"broker {target.bootstrap}: {in_words(error)}; start it again to go on") from error
     finally:
@@ -120,58 +128,101 @@ def copy(
     return done
 
 
-def _records(source: Source, part: Part, last: int, done: Copied) -> Iterator[tuple[Part, Record | Framed]]:
+class _Entry(NamedTuple):
+    """Something to be sent, and when it was recorded."""
+
+    time_ms: int
+    partition: int
+    topic: TopicName
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def _entries(
+    source: Source, part: Part, last: int, marks: Mapping[TopicName, tuple[int, int]], done: Copied
+) -> Iterator[_Entry]:
+    """The records behind ``last``, each followed by what is said of it and lies behind the marks."""
     done.there += max(0, last + 1 - part.start)
-    for item in source.stretches(part, last + 1 if last >= 0 else None):
+    start = last + 1 if last >= 0 and not marks else None  # what is said rests on all that came before
+    player = Player(part, source.configurations(part)) if marks else None
+    for item in source.stretches(part, start):
         if isinstance(item, Hole):
             done.holes += item.end - item.start
+            made = player.play(item) if player is not None else []
+            yield from _outputs(made, marks, 0, done)
             continue
-        for record in item:
-            if record.offset > last:  # configurations from before come first in a replay of some runs
-                yield part, record
+        for at in range(0, len(item), PLAYED):
+            some = item[at : at + PLAYED]
+            of = _by_offset(player.play(some)) if player is not None else {}
+            for record in some:
+                if record.offset > last:
+                    done.sent += 1
+                    yield _entry(part, record)
+                yield from _outputs(of.get(record.offset, ()), marks, record.time_ms, done)
+
+
+def _by_offset(outputs: Sequence[Output]) -> dict[int, list[Output]]:
+    found: dict[int, list[Output]] = {}
+    for output in outputs:
+        found.setdefault(output.id.offset, []).append(output)
+    return found
+
+
+def _outputs(
+    outputs: Sequence[Output], marks: Mapping[TopicName, tuple[int, int]], time_ms: int, done: Copied
+) -> Iterator[_Entry]:
+    for output in outputs:
+        if output.topic in marks and (output.id.offset, output.id.ordinal) > marks[output.topic]:
+            partition = output.id.partition
+            done.outputs += 1
+            came = [(FROM, str(output.id).encode())]
+            yield _Entry(time_ms, partition, output.topic, output.run.encode() or None, output.value, came)
+
+
+def _entry(part: Part, record: Record | Framed) -> _Entry:
+    came = f"{part.topic_uuid}/{part.partition}/{record.offset}"
+    headers = [(TIME, str(record.time_ms).encode()), (FROM, came.encode())]
+    key, value = None, None
+    if isinstance(record, Framed):
+        key, value = record.frame.run.encode(), frames.encode(record.frame)
+    else:
+        value = record.value
+    return _Entry(record.time_ms, part.partition, "telemetry", key, value, headers)
 
 
 def _send(
-    records: Iterator[tuple[Part, Record | Framed]],
+    entries: Iterator[_Entry],
     producer: Any,
-    topic: str,
+    target: KafkaSettings,
     speed: float | None,
     tell: Callable[[int], None],
     sleep: Sleep,
-    done: Copied,
 ) -> None:
     begin: tuple[float, int] | None = None
     waiting: list[Any] = []
-    for part, record in records:
-        if speed is not None:
-            if begin is None:
-                begin = time.monotonic(), record.time_ms
-            due_s = begin[0] + (record.time_ms - begin[1]) / 1000 / speed
+    for entry in entries:
+        if speed is not None and entry.time_ms:
+            begin = begin or (time.monotonic(), entry.time_ms)
+            due_s = begin[0] + (entry.time_ms - begin[1]) / 1000 / speed
             if (left := due_s - time.monotonic()) > 0:
                 sleep(left)
-        waiting.append(_put(producer, topic, part, record))
+        waiting.append(
+            producer.send(
+                target.topics[entry.topic],
+                value=entry.value,
+                key=entry.key,
+                partition=entry.partition,
+                timestamp_ms=entry.time_ms or None,
+                headers=entry.headers,
+            )
+        )
         if len(waiting) >= FLUSH_RECORDS:
             _delivered(waiting)
-            done.sent += len(waiting)
             tell(len(waiting))
             waiting = []
     _delivered(waiting)
-    done.sent += len(waiting)
     tell(len(waiting))
-
-
-def _put(producer: Any, topic: str, part: Part, record: Record | Framed) -> Any:
-    value = frames.encode(record.frame) if isinstance(record, Framed) else record.value
-    run = record.frame.run.encode() if isinstance(record, Framed) else None
-    came = f"{part.topic_uuid}/{part.partition}/{record.offset}"
-    return producer.send(
-        topic,
-        value=value,
-        key=run,
-        partition=part.partition,
-        timestamp_ms=record.time_ms,
-        headers=[(TIME, str(record.time_ms).encode()), (FROM, came.encode())],
-    )
 
 
 def _delivered(waiting: list[Any]) -> None:
@@ -183,6 +234,18 @@ def last_offset(target: KafkaSettings, part: Part) -> int:
     """The offset of the last record of ``part`` that the target has, -1 for none.
 
     Raises SettingsError if the target's partition holds something else."""
+    came = _last_came(target, "telemetry", part)
+    return -1 if came is None else int(came[2])
+
+
+def last_output(target: KafkaSettings, topic: TopicName, part: Part) -> tuple[int, int]:
+    """Offset and ordinal of the last output that the target has of ``part``, (-1, -1) for none."""
+    came = _last_came(target, topic, part)
+    return (-1, -1) if came is None else (int(came[2]), int(came[3]))
+
+
+def _last_came(target: KafkaSettings, topic: TopicName, part: Part) -> list[str] | None:
+    """Where the last record of a partition says that it comes from; None in an empty one."""
     consumer: Any = opened(
         KafkaConsumer,
         client_id="driftline-replay",
@@ -194,7 +257,7 @@ def last_offset(target: KafkaSettings, part: Part) -> int:
         **kafka_python(handshake.let_in(target)),
     )
     try:
-        at = TopicPartition(target.topics["telemetry"], part.partition)
+        at = TopicPartition(target.topics[topic], part.partition)
         start = admin.offsets(consumer.beginning_offsets, [at])[at]
         consumer.assign([at])
         consumer.seek(at, start)
@@ -204,13 +267,12 @@ def last_offset(target: KafkaSettings, part: Part) -> int:
     finally:
         consumer.close(autocommit=False)
     if last is None:
-        return -1
-    came = dict(last.headers or ()).get(FROM, b"").decode().rsplit("/", 2)
-    if len(came) != 3 or came[:2] != [part.topic_uuid, str(part.partition)]:
-        raise SettingsError(
-            "--to-prefix", target.prefix, f"{at.topic} holds records of something else: choose another prefix"
-        )
-    return int(came[2])
+        return None
+    came: list[str] = dict(last.headers or ()).get(FROM, b"").decode().split("/")
+    if len(came) != (3 if topic == "telemetry" else 4) or came[:2] != [part.topic_uuid, str(part.partition)]:
+        remedy = f"{at.topic} holds records of something else: choose another prefix"
+        raise SettingsError("--to-prefix", target.prefix, remedy)
+    return came
 
 
 def _last_record(consumer: Any, at: Any, start: int) -> Any:
