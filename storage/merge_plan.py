@@ -73,7 +73,8 @@ def next_job(pieces: Sequence[Piece], *, fully: bool = False) -> Job | None:
             size = sum(piece.bytes for piece in chosen)
             large = rows >= FULL_ROWS or size >= FULL_BYTES
             kept = set(chosen)
-            return Job(tuple(p for p in pieces if p in kept), fully or large or not newest)
+            last = fully and len(chosen) < JOB_FILES
+            return Job(tuple(p for p in pieces if p in kept), last or large or not newest)
     return None
 
 
