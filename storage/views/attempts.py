@@ -39,12 +39,24 @@ _ATTEMPTS = View(
     "SELECT process, attempt, from_offset FROM attempts WHERE run = '01k4-digits' ORDER BY process",
 )
 
+_RESTARTED = View(
+    "restarted",
+    "one run that has more than its first attempt; all samples of other runs belong to attempt 0",
+    """
+    SELECT DISTINCT run FROM facts
+    WHERE attempt > 0 AND what IN ('run_started', 'attempt_started', 'process_joined')
+    """,
+    "FROM restarted",
+)
+
 _SAMPLE_ATTEMPTS = View(
     "sample_attempts",
     "samples with the attempt that each belongs to",
     """
+    SELECT *, 0 AS attempt FROM samples ANTI JOIN restarted USING (run)
+    UNION ALL
     SELECT s.*, coalesce(a.attempt, 0) AS attempt
-    FROM samples AS s LEFT JOIN attempts AS a
+    FROM (FROM samples SEMI JOIN restarted USING (run)) AS s LEFT JOIN attempts AS a
       ON s.run = a.run AND s.process = a.process AND s.topic_uuid = a.topic_uuid
       AND s."offset" >= a.from_offset AND s."offset" < a.until_offset
     """,
@@ -54,5 +66,6 @@ _SAMPLE_ATTEMPTS = View(
 VIEWS = (
     _UTC_DAY,
     _ATTEMPTS,
+    _RESTARTED,
     _SAMPLE_ATTEMPTS,
 )

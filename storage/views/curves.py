@@ -15,35 +15,80 @@ _DECLARED = """
 _ONE_NUMBER = """CASE reduce WHEN 'sum' THEN "sum" WHEN 'max' THEN "max" WHEN 'min' THEN "min"
             WHEN 'last' THEN "last" ELSE mean END AS value"""
 
+PLACE = """("offset" % 2199023255552) * 4194304 + ordinal"""
+"""A sample's place in the log of its run as one number, which compares faster than two."""
+
+
+def _per_step(numbers: str, *, newest: bool) -> str:
+    """``numbers`` (of ``finite``: the value, null if it is NaN or infinite) per run, metric, step and attempt.
+
+    ``newest``: only of the newest attempt that has the step. Of runs that were never restarted there is but one,
+    so for them nothing is joined and nothing compared; a half that has no runs costs nothing.
+    """
+    columns = """*, CASE WHEN isfinite(value) THEN value END AS finite"""
+    qualify = "QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)" if newest else ""
+    return f"""
+        SELECT run, metric, step, 0 AS attempt, {numbers}
+        FROM (SELECT {columns} FROM samples ANTI JOIN restarted USING (run) WHERE step IS NOT NULL)
+        GROUP BY run, metric, step
+        UNION ALL
+        SELECT run, metric, step, attempt, {numbers}
+        FROM (SELECT {columns} FROM sample_attempts SEMI JOIN restarted USING (run) WHERE step IS NOT NULL)
+        GROUP BY run, metric, step, attempt {qualify}"""
+
+
+_NUMBERS = f"""sum(finite * weight) / nullif(sum(CASE WHEN finite IS NOT NULL THEN weight END), 0) AS mean,
+            min(finite) AS "min", max(finite) AS "max", sum(finite) AS "sum", max_by(value, {PLACE}) AS "last",
+            count(*) AS n, count(*) FILTER (isnan(value)) AS nan, count(*) FILTER (isinf(value)) AS inf,
+            min(time) AS time"""
+
+
+def _curves(*, newest: bool) -> str:
+    return f"""
+    SELECT run, metric, step, attempt, {_ONE_NUMBER}, mean, "min", "max", "sum", "last", n, nan, inf, time
+    FROM ({_per_step(_NUMBERS, newest=newest)})
+    LEFT JOIN ({_DECLARED}) USING (run, metric)
+    """
+
+
 _CURVES_ALL = View(
     "curves_all",
     "one point per run, attempt, metric and step over all ranks; `value` is the column that run.define names "
     "as `reduce`, the weighted mean without it",
-    f"""
-    SELECT run, metric, step, attempt, {_ONE_NUMBER}, mean, "min", "max", "sum", "last", n, nan, inf, time
-    FROM (
-        SELECT run, metric, step, attempt,
-            sum(value * weight) FILTER (isfinite(value))
-                / nullif(sum(weight) FILTER (isfinite(value)), 0) AS mean,
-            min(value) FILTER (isfinite(value)) AS "min",
-            max(value) FILTER (isfinite(value)) AS "max",
-            sum(value) FILTER (isfinite(value)) AS "sum",
-            max_by(value, ("offset", ordinal)) AS "last",
-            count(*) AS n,
-            count(*) FILTER (isnan(value)) AS nan,
-            count(*) FILTER (isinf(value)) AS inf,
-            min(time) AS time
-        FROM sample_attempts WHERE step IS NOT NULL GROUP BY run, metric, step, attempt)
-    LEFT JOIN ({_DECLARED}) USING (run, metric)
-    """,
+    _curves(newest=False),
     "SELECT attempt, step, mean FROM curves_all WHERE metric = 'loss' ORDER BY step LIMIT 2",
 )
 
 _CURVES = View(
     "curves",
     "one point per run, metric and step, of the newest attempt that has it",
-    "SELECT * FROM curves_all QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)",
+    _curves(newest=True),
     "SELECT step, value, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
+)
+
+_STEP_STATS = View(
+    "step_stats",
+    "one metric of one run at one step, of the newest attempt that has it: how its samples (ranks) spread; "
+    "without weights, finite samples only, but `n` counts all",
+    _per_step(
+        """avg(finite) AS mean, stddev_pop(finite) AS std, min(finite) AS "min",
+            quantile_cont(finite, 0.5) AS p50, quantile_cont(finite, 0.95) AS p95, max(finite) AS "max",
+            arg_min(rank, finite) AS min_rank, arg_max(rank, finite) AS max_rank, count(*) AS n,
+            count(*) - count(finite) AS nonfinite""",
+        newest=True,
+    ),
+    "SELECT step, mean, p50, p95, max, max_rank, n FROM step_stats WHERE metric = 'loss' ORDER BY step",
+)
+
+_LATEST = View(
+    "latest",
+    "one metric of one rank of one run: its newest sample in the log",
+    f"""
+    SELECT run, metric, rank, max_by(value, {PLACE}) AS value, max_by(step, {PLACE}) AS step,
+        max_by(time, {PLACE}) AS time, max_by(process, {PLACE}) AS process, count(*) AS n
+    FROM samples GROUP BY run, metric, rank
+    """,
+    "SELECT metric, rank, value, step, n FROM latest ORDER BY metric, rank",
 )
 
 _BEST = View(
@@ -100,6 +145,8 @@ _TRENDS = View(
 VIEWS = (
     _CURVES_ALL,
     _CURVES,
+    _STEP_STATS,
+    _LATEST,
     _BEST,
     _METRICS,
     _TRENDS,

@@ -316,3 +316,39 @@ def test_the_best_point_follows_the_declared_goal_and_nothing_else(store: Any, m
     store.put("telemetry", defined(make, 0, "up", goal="max", unit="u"), defined(make, 1, "down", goal="min"))
     found = store.ask("SELECT metric, goal, unit, best, best_step, newest, newest_step FROM best ORDER BY 1")
     assert found == [("down", "min", None, -1.0, 1, -1.0, 3), ("up", "max", "u", 7.0, 1, 2.0, 4)]
+
+
+def test_the_spread_over_ranks_has_quantiles_and_the_ranks_at_both_ends(store: Any, make: Any) -> None:
+    for rank in range(5):
+        frame = make.frame(0, {"loss": [float(rank), math.nan]}, rank=rank, process=f"p{rank}")
+        store.put("telemetry", frame)
+    found = store.ask(
+        "SELECT step, mean, p50, round(p95, 6), min_rank, max_rank, n, nonfinite FROM step_stats ORDER BY step"
+    )
+    assert found == [(0, 2.0, 2.0, 3.8, 0, 4, 5, 0), (1, None, None, None, None, None, 5, 5)]
+
+
+def test_the_latest_value_of_a_series_is_the_newest_in_the_log_not_the_largest_step(
+    store: Any, make: Any
+) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0, 2.0]}, step=10))
+    store.put("telemetry", make.frame(1, {"loss": [3.0, math.nan]}, step=4))
+    (found,) = store.ask("SELECT metric, rank, isnan(value), step, process, n FROM latest")
+    assert found == ("loss", 0, True, 5, "p0", 4)
+
+
+def test_runs_with_and_without_restarts_are_answered_alike(store: Any, make: Any) -> None:
+    """Runs that were never restarted take a shorter way; the answers must not show it."""
+    store.put("telemetry", make.frame(0, {"loss": [1.0, 2.0, math.inf]}, run="calm"))
+    store.put("telemetry", make.frame(0, {"loss": [1.0, 2.0, math.inf]}, run="other", process="q0"))
+    store.put("telemetry", make.frame(0, {"loss": [9.0]}, step=5, run="other", process="q1"))
+    joined = {"what": "process_joined", "run": "other"}
+    store.put("facts", make.fact(0, process="q0", **joined), make.fact(1, process="q1", attempt=1, **joined))
+    assert store.ask("FROM restarted") == [("other",)]
+    for view in ("curves", "curves_all", "step_stats"):
+        rows = [
+            store.ask(f"SELECT * EXCLUDE run FROM {view} WHERE run = ? AND step < 5 ORDER BY step", [run])
+            for run in ("calm", "other")
+        ]
+        assert rows[0] == rows[1], view
+    assert store.ask("SELECT attempt, step, value FROM curves WHERE step = 5") == [(1, 5, 9.0)]
