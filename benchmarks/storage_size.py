@@ -2,14 +2,15 @@
 
     .venv/bin/python benchmarks/storage_size.py [--quick]
 
-The mix (``realmix.py``) are real training, RL, rank-timing and monitoring series of ``$DRIFTLINE_REALDATA`` or
-``../shared/realdata``. They go through the sink's own core and tables, frame by frame, in the order of their times, and
-are then compacted. ``ours_bytes_per_sample`` has the whole files of ``samples``: all columns, footers too, and
-``ours_<column>`` what each column costs. With ``clock`` in the name: the same with the digits of microseconds that a
-real clock adds. ``naive``: ``pyarrow.parquet.write_table`` as it comes, rows as they arrived; ``_minimal`` has only
-run, rank, metric, step, time and value. Prometheus (Debian's package, fetched with apt) has neither steps nor
-microseconds, TensorBoard stores values as 32-bit floats: neither gives back what it was given.
-``scan_..._cpu_ms``: DuckDB reads every column, the best of alternated turns. The last line is one JSON object.
+The mix (``realmix.py``) are real training, RL, rank-timing and monitoring series of ``$DRIFTLINE_REALDATA``
+or ``../shared/realdata``. They go through the sink's own core and tables, frame by frame, in the order of
+their times, and are then compacted. ``ours_bytes_per_sample`` has the whole files of ``samples``: all
+columns, footers too, and ``ours_<column>`` what each column costs. With ``clock`` in the name: the same
+with the digits of microseconds that a real clock adds. ``naive``: ``pyarrow.parquet.write_table`` as it
+comes, rows as they arrived; ``_minimal`` has only run, rank, metric, step, time and value. Prometheus
+(Debian's package, fetched with apt) has neither steps nor microseconds, TensorBoard stores values as 32-bit
+floats: neither gives back what it was given. ``scan_..._cpu_ms``: DuckDB reads every column, the best of
+alternated turns. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ TURNS = 5
 
 
 def store(mix: list[realmix.Process], root: Path) -> dict[str, Any]:
-    """The mix through a sink's core; bytes per sample before and after compaction, and what compaction cost."""
+    """The mix through a sink's core; bytes per sample before and after compaction, and what compaction
+    cost."""
     sent = sorted(
         (when, at, body) for at, process in enumerate(mix) for when, body in realmix.frames_of(process)
     )
@@ -116,7 +118,8 @@ def scans(ours: list[str], theirs: Path) -> dict[str, float]:
 
 
 def prometheus(rows: pa.Table, folder: Path) -> tuple[float, int]:
-    """Bytes per sample in blocks that promtool makes, and how many samples it could not take (same millisecond)."""
+    """Bytes per sample in blocks that promtool makes, and how many samples it could not take (same
+    millisecond)."""
     tool = _promtool()
     series: dict[tuple[str, int, str], dict[int, float]] = defaultdict(dict)
     lost = 0

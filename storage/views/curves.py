@@ -20,10 +20,10 @@ PLACE = """("offset" % 2199023255552) * 4194304 + ordinal"""
 
 
 def _per_step(numbers: str, *, newest: bool) -> str:
-    """``numbers`` (of ``finite``: the value, null if it is NaN or infinite) per run, metric, step and attempt.
+    """``numbers`` (of ``finite``: the value, null where it is not) per run, metric, step and attempt.
 
-    ``newest``: only of the newest attempt that has the step. Of runs that were never restarted there is but one,
-    so for them nothing is joined and nothing compared; a half that has no runs costs nothing.
+    ``newest``: only of the newest attempt that has the step. Of runs that were never restarted there is but
+    one, so for them nothing is joined and nothing compared; a half that has no runs costs nothing.
     """
     columns = """*, CASE WHEN isfinite(value) THEN value END AS finite"""
     qualify = "QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)" if newest else ""
@@ -38,7 +38,8 @@ def _per_step(numbers: str, *, newest: bool) -> str:
 
 
 _NUMBERS = f"""sum(finite * weight) / nullif(sum(CASE WHEN finite IS NOT NULL THEN weight END), 0) AS mean,
-            min(finite) AS "min", max(finite) AS "max", sum(finite) AS "sum", max_by(value, {PLACE}) AS "last",
+            min(finite) AS "min", max(finite) AS "max", sum(finite) AS "sum",
+            max_by(value, {PLACE}) AS "last",
             count(*) AS n, count(*) FILTER (isnan(value)) AS nan, count(*) FILTER (isinf(value)) AS inf,
             min(time) AS time"""
 
@@ -88,7 +89,7 @@ _LATEST = View(
         max_by(time, {PLACE}) AS time, max_by(process, {PLACE}) AS process, count(*) AS n
     FROM samples GROUP BY run, metric, rank
     """,
-    "SELECT metric, rank, value, step, n FROM latest ORDER BY metric, rank",
+    "SELECT metric, rank, value, step, n FROM latest ORDER BY metric, rank LIMIT 4",
 )
 
 _BEST = View(

@@ -323,7 +323,8 @@ def test_the_spread_over_ranks_has_quantiles_and_the_ranks_at_both_ends(store: A
         frame = make.frame(0, {"loss": [float(rank), math.nan]}, rank=rank, process=f"p{rank}")
         store.put("telemetry", frame)
     found = store.ask(
-        "SELECT step, mean, p50, round(p95, 6), min_rank, max_rank, n, nonfinite FROM step_stats ORDER BY step"
+        "SELECT step, mean, p50, round(p95, 6), min_rank, max_rank, n, nonfinite FROM step_stats "
+        "ORDER BY step"
     )
     assert found == [(0, 2.0, 2.0, 3.8, 0, 4, 5, 0), (1, None, None, None, None, None, 5, 5)]
 
