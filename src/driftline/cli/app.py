@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from driftline.cli.analysis_app import add_questions
 from driftline.cli.import_app import export_command, import_command
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, settings_of
 from driftline.cli.outcome import Level, entry, finish, set_up_logging
@@ -37,6 +38,7 @@ app.add_typer(storage_app, name="storage")
 app.command(rich_help_panel="Look")(replay)
 app.command("import", rich_help_panel="Files")(import_command)
 app.command("export", rich_help_panel="Files")(export_command)
+add_questions(app)
 
 
 def _role(

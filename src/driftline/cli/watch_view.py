@@ -16,10 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from driftline import events, metric_names
+from driftline.analysis.values import quantity, sparkline
 from driftline.cli.watch_state import Curve, Evaluation, News, RunView, WatchState
 from driftline.visible import visible
 
-_BARS = "▁▂▃▄▅▆▇█"
 _FIRST = (
     "loss",
     "accuracy",
@@ -39,46 +39,6 @@ FULL_HEIGHT = 46
 LOW_HEIGHT = 27
 """Lines that it needs without news."""
 _HOST_GROUPS = frozenset(metric_names.SYSTEM_GROUPS)
-
-
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """A line of block characters, at most ``width`` wide, scaled between the smallest and largest value.
-
-    >>> sparkline([0, 1, 2, 3]), sparkline([5, 5]), sparkline([])
-    ('▁▃▆█', '▁▁', '')
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite or width < 1:
-        return ""
-    if len(finite) > width:
-        finite = [
-            _mean(finite[len(finite) * i // width : len(finite) * (i + 1) // width]) for i in range(width)
-        ]
-    low, high = min(finite), max(finite)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in finite)
-
-
-def quantity(value: float, unit: str = "") -> str:
-    """A number for people, with its unit.
-
-    >>> quantity(0.0123, "s"), quantity(3 * 2**30, "bytes"), quantity(97.3, "%"), quantity(float("nan"))
-    ('12.3 ms', '3.0 GiB', '97.3 %', 'nan')
-    """
-    if not math.isfinite(value):
-        return str(value)
-    if unit in ("bytes", "bytes/s"):
-        for name in ("B", "KiB", "MiB", "GiB"):
-            if abs(value) < 1024:
-                return f"{value:.1f} {name}{unit[5:]}"
-            value /= 1024
-        return f"{value:.1f} TiB{unit[5:]}"
-    if unit == "s":
-        return f"{value * 1000:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
-    if unit in ("%", "W", "°C"):
-        return f"{value:.1f} {unit}"
-    number = f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
-    return f"{number} {unit}" if unit not in ("", "fraction") else number
 
 
 def render(
@@ -367,7 +327,3 @@ def _clock(time_us: int) -> str:
 def _text(text: str, style: str = "") -> Text:
     """All text of the view: names and reasons come from elsewhere and must not steer the terminal."""
     return Text(visible(text), style=style)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

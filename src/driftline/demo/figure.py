@@ -5,80 +5,30 @@ Marks on the curves are what the detectors said (``alerts``), not what the demon
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from driftline.analysis.ink import Ink, as_png, as_svg
 from driftline.demo.findings import AlertFound, Findings, Score, Series
 
 LOSS, MATCH, ACCURACY, LENGTH, PERPLEXITY = "#2f7ed8", "#8aa4bf", "#1f9d74", "#8a63c9", "#b8772f"
 RANKS = ("#7aa6d6", "#5aa88f", "#c98a3c", "#9c83c4", "#7d8c99", "#b07a8c", "#8f9a4b", "#4f9aa8")
 ALERT, BUSY = "#d1495b", "#c9a227"
-INK, FAINT = "#1f2933", "#c9d1d9"
 Place = Literal["upper right", "lower left", "lower right"]
-_INK_SENTINEL, _FAINT_SENTINEL = "#010203", "#040506"
-_STYLE: Any = {
-    "font.size": 10,
-    "font.family": ["DejaVu Sans"],
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "driftline",
-}
-
-
-class Ink(NamedTuple):
-    """Colours of text and of lines that stand back."""
-
-    strong: str
-    faint: str
 
 
 def png(found: Findings) -> bytes:
     """The picture on white, 150 dots per inch."""
-    return _saved(found, Ink(INK, FAINT), "png", facecolor="white", dpi=150)
+    return as_png(lambda ink: draw(found, ink))
 
 
 def svg(found: Findings) -> str:
-    """An ``<svg>`` element whose text and axes have the CSS colours ``--ink`` and ``--faint`` of the page."""
-    text = _saved(found, Ink(_INK_SENTINEL, _FAINT_SENTINEL), "svg", transparent=True).decode()
-    text = text[text.index("<svg") :].replace(_INK_SENTINEL, "var(--ink)")
-    text = text.replace(_FAINT_SENTINEL, "var(--faint)")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text, count=1)
-
-
-def _saved(found: Findings, ink: Ink, form: str, **options: Any) -> bytes:
-    with _style(ink):
-        target = io.BytesIO()
-        metadata = {"Date": None} if form == "svg" else None
-        draw(found, ink).savefig(target, format=form, metadata=metadata, **options)
-        return target.getvalue()
-
-
-@contextmanager
-def _style(ink: Ink) -> Iterator[None]:
-    colours: Any = dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink.strong
-    )
-    with matplotlib.rc_context({**_STYLE, **colours}):
-        yield
+    """An ``<svg>`` element that takes its ink from the page."""
+    return as_svg(lambda ink: draw(found, ink), says="Curves over training steps")
 
 
 def draw(found: Findings, ink: Ink) -> Figure:

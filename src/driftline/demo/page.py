@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 
+from driftline.analysis.page import document, escape, html_table, tiles
 from driftline.demo import figure
 from driftline.demo.findings import Findings
 from driftline.demo.questions import Answer
 from driftline.demo.wording import command, open_for, rank_of, steps_of, toll_lines, with_interval
 
-_CSS = """
-:root { --ink: #1f2933; --soft: #5b6875; --faint: #c9d1d9; --paper: #fff; --card: #f5f7f9;
-  --line: #e1e6eb; --alert: #b93446; --good: #177a5a; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --soft: #9aa7b4; --faint: #4a5561;
-  --paper: #14191f; --card: #1c232b; --line: #2d3640; --alert: #f0808e; --good: #53c79e; } }
-@media print { :root { --ink: #111; --soft: #444; --faint: #bbb; --paper: #fff; --card: #fff;
-  --line: #ccc; --alert: #a02030; --good: #146b4e; }
-  main { max-width: none !important; padding: 0 !important; }
-  section, tr, figure, .tile { break-inside: avoid; } h2 { break-after: avoid; }
-  .bar { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0; letter-spacing: -.01em; }
-h2 { font-size: 18px; margin: 40px 0 10px; }
-p { margin: 6px 0; max-width: 82ch; }
-.sub, .note { color: var(--soft); }
-.note { font-size: 13.5px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
-  margin: 22px 0 8px; }
-.tile { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 12px 14px; }
-.tile b { display: block; font-size: 22px; line-height: 1.25; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; }
-figure { margin: 12px 0; }
-figure svg { width: 100%; height: auto; display: block; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
-  font-size: 14px; }
-th { text-align: left; font-weight: 600; color: var(--soft); }
-th, td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-.bar { display: inline-block; height: 9px; border-radius: 2px; background: var(--good);
-  vertical-align: middle; }
-.bad { color: var(--alert); font-weight: 600; white-space: nowrap; }
-.answer table { width: auto; margin-bottom: 22px; }
-pre, code { font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, monospace; }
-h1 code { font-size: 22px; font-weight: 400; color: var(--soft); }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
-  padding: 12px 14px; overflow-x: auto; margin: 8px 0; }
-"""
-_ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path d="M1 13L6 7l3 3 6-8" fill="none" '
-    'stroke="#1f9d74" stroke-width="2"/></svg>'
-)
 _INTRODUCTION = (
     "A transformer of two layers learns to add numbers, on four data-parallel ranks. Everything on this page "
     "was read from the tables that Driftline wrote while it trained."
@@ -76,24 +30,18 @@ def html(found: Findings, answers: Sequence[Answer]) -> str:
         f"<h1>Driftline demonstration <code>{escape(found.run)}</code></h1>",
         f'<p class="sub">{_INTRODUCTION}</p>',
         _tiles(found),
-        f'<h2>Curves</h2><figure aria-label="Curves over training steps">{figure.svg(found)}</figure>',
+        f"<h2>Curves</h2><figure>{figure.svg(found)}</figure>",
         f'<p class="note">{_MARKS}</p>',
         _alerts(found),
         _evaluations(found),
         _toll(found),
         _questions(answers, found),
     ]
-    icon = "data:image/svg+xml;base64," + base64.b64encode(_ICON.encode()).decode()
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>Driftline: run {escape(found.run)}</title><link rel="icon" href="{icon}">'
-        f"<style>{_CSS}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return document(f"Driftline: run {found.run}", parts)
 
 
 def _tiles(found: Findings) -> str:
-    tiles = [
+    boxes = [
         (f"{found.last_step:,}", f"steps in {found.seconds:.0f} s, on {found.ranks} ranks"),
         (f"{found.samples:,}", "samples stored"),
         (str(found.evaluations), f"evaluations, of {found.evaluated} of {found.checkpoints} checkpoints"),
@@ -104,9 +52,8 @@ def _tiles(found: Findings) -> str:
     if scores:
         first, last = scores[0], scores[-1]
         says = f"accuracy at the end [{last.low:.1%}, {last.high:.1%}], from {first.value:.1%}"
-        tiles.insert(0, (f"{last.value:.1%}", says))
-    boxes = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
-    return f'<div class="tiles">{boxes}</div>'
+        boxes.insert(0, (f"{last.value:.1%}", says))
+    return tiles(boxes)
 
 
 def _alerts(found: Findings) -> str:
@@ -122,7 +69,7 @@ def _alerts(found: Findings) -> str:
         for alert in found.alerts
     ]
     heads = ("alert", "severity", "rank", "steps", "open for", "what")
-    return "<h2>Alerts</h2>" + (_table(heads, rows) if rows else "<p>None.</p>")
+    return "<h2>Alerts</h2>" + (html_table(heads, rows) if rows else "<p>None.</p>")
 
 
 def _evaluations(found: Findings) -> str:
@@ -141,7 +88,7 @@ def _evaluations(found: Findings) -> str:
         for score in found.scores.get("accuracy", [])
     ]
     heads = ("step", "accuracy [95 % interval]", "", "response length, tokens", "perplexity of right answers")
-    return f'<h2>Evaluations</h2>{_table(heads, rows)}<p class="note">{_ITEMS}</p>'
+    return f'<h2>Evaluations</h2>{html_table(heads, rows)}<p class="note">{_ITEMS}</p>'
 
 
 def _toll(found: Findings) -> str:
@@ -155,7 +102,7 @@ def _toll(found: Findings) -> str:
 def _questions(answers: Sequence[Answer], found: Findings) -> str:
     parts = ["<h2>Three questions to the tables</h2>"]
     for answer in answers:
-        table = _table(answer.columns, [tuple(map(escape, row)) for row in answer.rows])
+        table = html_table(answer.columns, [tuple(map(escape, row)) for row in answer.rows])
         parts.append(
             f'<section class="answer"><p>{escape(answer.question.asks)}</p>'
             f"<pre>{escape(answer.question.sql)}</pre>{table}</section>"
@@ -167,10 +114,3 @@ def _questions(answers: Sequence[Answer], found: Findings) -> str:
         f"duckdb -readonly {root}/catalog.duckdb</pre>"
     )
     return "".join(parts)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the cells are HTML already."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

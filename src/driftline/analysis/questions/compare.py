@@ -1,0 +1,113 @@
+"""Two runs beside each other."""
+
+from __future__ import annotations
+
+from driftline.analysis.answer import Answer, Column, Row, table
+from driftline.analysis.chart import Axis, Plot, line
+from driftline.analysis.question import Asked, Query, Question, Rows, Run, arguments
+from driftline.analysis.values import quantity
+from driftline.analysis.words import UNIT_OF_METRIC, count, interval, listed, unit_of
+
+DIFFERENCES_MAX = 6
+
+
+def _queries(asked: Asked) -> dict[str, Query]:
+    first, second = asked.runs[:2]
+    given = {"a": first.run, "b": second.run, "run": second.run, "metric": asked.metric, **asked.options}
+    places = arguments(given, along="axis", running="running")
+    judged = arguments(given, along="axis", running="running", last_part="last", better="better")
+    return {
+        "summary": Query(f"FROM compare_summary($a, $b, $metric{judged})", given),
+        "bins": Query(f"FROM compare($a, $b, $metric{places})", given),
+        "declared": Query(UNIT_OF_METRIC, given),
+        "settings": Query("FROM config_diff($a, $b)", given),
+    }
+
+
+def _show(asked: Asked, rows: Rows) -> Answer:
+    metric, bins = asked.metric, rows["bins"]
+    first, second = asked.runs[:2]
+    title = f"{metric}: {second.spoken} against {first.spoken}"
+    found = rows["summary"][0]
+    unit = unit_of(metric, rows["declared"])
+    if not bins:
+        return Answer(
+            "compare",
+            title,
+            empty=found["why"] or f"the runs have no common part of {metric} on this axis",
+            notes=_config(rows),
+        )
+    axis = asked.options.get("axis") or "step"
+    across = {"step": Axis("training step"), "time": Axis("time since the first point", "s")}.get(
+        axis, Axis(axis + (" so far" if asked.options.get("running") else ""))
+    )
+    places = [row["place"] for row in bins]
+    lines = [
+        line(run.short, places, [row[side] for row in bins]) for run, side in ((first, "a"), (second, "b"))
+    ]
+    apart = line("difference", places, [row["difference"] for row in bins])
+    charts = (
+        Plot(metric, across, Axis(metric, unit), tuple(lines)),
+        Plot(f"{second.short} minus {first.short}", across, Axis("difference", unit), (apart,), level=0.0),
+    )
+    shown = (
+        table(
+            "summary",
+            "",
+            rows["summary"],
+            Column("a", first.short, unit=unit),
+            Column("b", second.short, unit=unit),
+            Column("difference", unit=unit),
+            Column("low"),
+            Column("high"),
+            Column("p_value", "p", "p"),
+            Column("n_effective", "independent blocks"),
+            Column("verdict"),
+        ),
+        table(
+            "bins",
+            "along the axis",
+            bins,
+            Column("place"),
+            Column("a"),
+            Column("b"),
+            Column("difference"),
+            drawn=True,
+        ),
+    )
+    says = (_verdict(found, first, second, unit, metric),)
+    return Answer("compare", title, says, shown, charts, (*_notes(found), *_config(rows)))
+
+
+def _verdict(found: Row, first: Run, second: Run, unit: str, metric: str) -> str:
+    words = (found["verdict"] or "no verdict").replace("b is", f"{second.short} is")
+    gap = interval(found["difference"], found["low"], found["high"], unit)
+    return (
+        f"{metric}: {words}. {quantity(found['b'], unit)} against {quantity(found['a'], unit)}, a "
+        f"difference of {gap} (95 % interval), over steps {found['first_step']} to {found['last_step']}."
+    )
+
+
+def _notes(found: Row) -> tuple[str, ...]:
+    said = [found["why"]] if found["why"] else []
+    said.append(
+        "the interval speaks of the noise within these two runs; what another seed would give only repeated "
+        "runs tell (compare_final in SQL)"
+    )
+    return tuple(said)
+
+
+def _config(rows: Rows) -> tuple[str, ...]:
+    """What differs in the configurations, in one line."""
+    changed = rows["settings"]
+    if not changed:
+        return ("the runs have the same configuration",)
+    said = [f"{row['setting'].removeprefix('$.')} {_set(row['a'])} → {_set(row['b'])}" for row in changed]
+    return (f"{count(len(changed), 'setting')} differ: {listed(said, DIFFERENCES_MAX)}",)
+
+
+def _set(value: str | None) -> str:
+    return "not set" if value is None else value
+
+
+COMPARE = Question("compare", _queries, _show, runs=(2, 2), metrics=(1, 1))

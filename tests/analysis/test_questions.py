@@ -1,0 +1,192 @@
+"""Every question on known runs: what it prints, its JSON, its errors, and that hostile names stay names.
+
+``DRIFTLINE_WRITE_DOCS=1 pytest tests/analysis`` writes the golden texts anew.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from driftline.analysis import machine, terminal
+from driftline.analysis.answer import Answer
+from driftline.analysis.ask import ask
+from driftline.analysis.page import page_of
+from driftline.analysis.questions import QUESTIONS
+from driftline.cli.app import app
+from driftline.errors import BadData
+from driftline.storage.open import Catalog
+
+GOLDEN = Path(__file__).parent / "golden"
+HOSTILE = "<script>alert('run')</script>"
+STEERING = "\x07\x1b\x9b\u202e\u2028"
+runner = CliRunner()
+
+
+def printed(answer: Answer, width: int) -> str:
+    out = io.StringIO()
+    terminal.show(answer, Console(file=out, width=width), max_rows=20)
+    return "\n".join(each.rstrip() for each in out.getvalue().split("\n"))
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_an_answer_reads_as_it_did(name: str, width: int, answered: Any) -> None:
+    _, answer = answered(name)
+    path = GOLDEN / f"{name}-{width}.txt"
+    text = printed(answer, width)
+    if os.environ.get("DRIFTLINE_WRITE_DOCS"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_json_has_the_documented_shape(name: str, answered: Any) -> None:
+    asked, answer = answered(name)
+    shape = json.loads(machine.as_json(answer, asked.as_data()), parse_constant=pytest.fail)
+    assert list(shape) == ["question", "title", "asked", "says", "notes", "empty", "tables", "sql"]
+    assert shape["question"] == name
+    assert shape["asked"]["runs"][0] == {"run": "01a-first", "name": "digits"}
+    assert shape["empty"] is None
+    assert shape["says"]
+    for table in answer.tables:
+        assert len(shape["tables"][table.name]) == len(table.rows)
+        assert not table.rows or {column.name for column in table.columns} <= set().union(*table.rows)
+    assert all("$" not in sql for sql in shape["sql"])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_sql_of_an_answer_gives_its_rows_again(name: str, catalog: Catalog, answered: Any) -> None:
+    _, answer = answered(name)
+    assert len(answer.sql) == 1
+    given = catalog.query(answer.sql[0])
+    assert given.num_rows == len(answer.tables[0].rows)
+    assert not answer.tables[0].rows or set(given.column_names) == set(answer.tables[0].rows[0])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_run_that_says_nothing_gets_a_reason_or_an_error_but_no_number(name: str, catalog: Catalog) -> None:
+    if QUESTIONS[name].runs[0] > 1:
+        _, answer = ask(catalog, QUESTIONS[name], ["01a-first", "bare", "loss"], {})
+        assert (bool(answer.empty), answer.charts) == (True, ())
+        return
+    if QUESTIONS[name].metrics[0]:
+        with pytest.raises(BadData, match="has no samples: log some"):
+            ask(catalog, QUESTIONS[name], ["bare"], {})
+        return
+    _, answer = ask(catalog, QUESTIONS[name], ["bare"], {})
+    assert answer.empty or "bare" in answer.title
+    assert answer.charts == () or answer.says
+    printed(answer, 80)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_hostile_names_steer_no_terminal_and_are_no_markup(name: str, catalog: Catalog) -> None:
+    question = QUESTIONS[name]
+    metric = ["\x1b]0;owned\x07\x1b[2J\x1b[31mred"] if question.metrics[0] else []
+    runs = [HOSTILE, "01a-first"][: max(1, question.runs[0])]
+    try:
+        asked, answer = ask(catalog, question, [*runs, *metric], {})
+    except BadData:
+        assert question.runs[0] > 1
+        return
+    assert not set(printed(answer, 100)) & set(STEERING)
+    page = page_of(answer)
+    assert not set(page) & set(STEERING)
+    assert "<script" not in page
+    assert "<img" not in page
+    json.loads(machine.as_json(answer, asked.as_data()))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["digitz"], "did you mean digits"),
+        (["digits", "los"], "has no metric 'los': did you mean loss?"),
+        (["01a-frist", "loss"], "no run '01a-frist': did you mean 01a-first"),
+        (["digits", "exact_match"], "exact_match is a metric of evaluations: driftline evals"),
+        (["digits", "qqq"], "metrics there are: grad_norm, loss, span/backward, span/forward"),
+        (["bare"], "has no samples: log some"),
+    ],
+)
+def test_an_unknown_run_or_metric_lists_near_names(words: Sequence[str], says: str, catalog: Catalog) -> None:
+    with pytest.raises(BadData, match=r".") as caught:
+        ask(catalog, QUESTIONS["curve"], words, {})
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "metrics"),
+    [
+        (["01a-first", "loss"], "01a-first", ("loss",)),
+        (["digits"], "01b-again", ("loss",)),
+        (["digits", "grad_norm"], "01b-again", ("grad_norm",)),
+    ],
+)
+def test_words_name_a_run_then_a_metric_with_defaults(
+    words: Sequence[str], run: str, metrics: tuple[str, ...], catalog: Catalog
+) -> None:
+    asked, answer = ask(catalog, QUESTIONS["curve"], words, {})
+    assert (asked.run.run, asked.metrics) == (run, metrics)
+    assert ("2 runs are named digits" in " ".join(answer.notes)) == (words[0] == "digits")
+
+
+def test_a_single_word_that_names_no_run_is_a_metric_of_the_newest_run(catalog: Catalog) -> None:
+    with pytest.raises(BadData, match=r"run bare \(bare\) has no metric 'loss'"):
+        ask(catalog, QUESTIONS["curve"], ["loss"], {})
+
+
+def test_thinning_keeps_the_spike_and_the_nan(catalog: Catalog) -> None:
+    _, answer = ask(catalog, QUESTIONS["curve"], ["01a-first", "loss"], {"points": 40})
+    values = [row["high"] for row in answer.tables[0].rows]
+    assert max(values) == 6.0
+    assert any(row["nan"] for row in answer.tables[0].rows)
+    assert "1 are NaN" in " ".join(answer.notes)
+    assert "thinned" in " ".join(answer.notes)
+
+
+@pytest.mark.parametrize("form", ["text", "--json", "--csv"])
+def test_the_command_prints_and_writes_files(form: str, root: Path, tmp_path: Path) -> None:
+    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+    options = [] if form == "text" else [form]
+    if form == "text":
+        options += ["--html", str(page), "--png", str(picture)]
+    result = runner.invoke(app, ["curve", "01a-first", "loss", "--root", str(root), *options])
+    assert result.exit_code == 0, result.output
+    if form == "text":
+        assert page.read_text().startswith("<!doctype html>")
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert "in SQL: FROM curve('01a-first', 'loss'" in result.stdout
+    elif form == "--json":
+        assert json.loads(result.stdout)["tables"]["points"][0]["step"] == 0
+    else:
+        assert result.stdout.startswith("step,time,value,")
+        assert len(result.stdout.splitlines()) == 121
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["curve", "01a-first", "loss", "--html", "/nonexistent/a.html"], "cannot write /nonexistent/a.html"),
+        (["curve", "nonsense", "x"], "no run 'nonsense'"),
+        (["report", "nonsense"], "no run 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments: list[str], says: str, root: Path) -> None:
+    result = runner.invoke(app, [*arguments, "--root", str(root)])
+    assert result.exit_code == 1
+    assert says in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_there_is_a_command_for_every_question() -> None:
+    commands: set[Any] = {command.name for command in app.registered_commands}
+    assert set(QUESTIONS) <= commands
