@@ -6,7 +6,7 @@ made with must show the expected version before, and delta-rs refuses a commit i
 was committed since that handle was loaded. A handle moves on with each own commit, also past the commits of
 others, so the check comes before every commit.
 
-Only local folders so far.
+Of local folders; :mod:`.object_lake` does the same in an object store.
 """
 
 from __future__ import annotations
@@ -90,6 +90,10 @@ class Lake:
         """Made with the tables, the same for all who open them."""
         return str(self._handles["log"].metadata().id)
 
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """A DuckDB connection that can read the files."""
+        return duckdb.connect()
+
     def files(self, name: TableName) -> list[str]:
         """Absolute paths of the Parquet files that make up the table now."""
         return file_paths(self.root / name, self._handles[name])
@@ -100,7 +104,7 @@ class Lake:
 
     def version(self, name: TableName, app: str) -> int:
         """Last offset of ``app`` whose rows the table has, -1 before the first."""
-        return _version(self._handles[name], app)
+        return position(self._handles[name], app)
 
     def commit(
         self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
@@ -110,7 +114,7 @@ class Lake:
             self._full.check(self.root)
         handle = self._handles[name]
         for app, offset in expected.items():
-            if (found := _version(handle, app)) != offset:
+            if (found := position(handle, app)) != offset:
                 raise Conflict(f"{name}: {app} is at {found}, not at {offset}")
         transactions = [Transaction(app, offset) for app, offset in moves.items()]
         properties = CommitProperties(app_transactions=transactions)
@@ -218,10 +222,10 @@ class Lake:
         properties = writer_properties(name)
 
         def back(handle: DeltaTable) -> dict[str, Any]:
-            if _version(handle, app) < first:
+            if position(handle, app) < first:
                 return {"done": True}
             handle.delete(predicate, writer_properties=properties)
-            moves = [Transaction(app, first - 1), Transaction(fence, _version(handle, fence) + 1)]
+            moves = [Transaction(app, first - 1), Transaction(fence, position(handle, fence) + 1)]
             commit = CommitProperties(app_transactions=moves)
             handle.create_write_transaction([], "append", handle.schema(), commit_properties=commit)
             handle.update_incremental()
@@ -343,8 +347,9 @@ def _while_writing(path: Path, *, exclusive: bool) -> Iterator[bool]:
             yield True
 
 
-def _version(handle: DeltaTable, app: str) -> int:
-    """Raises Conflict if the log that the handle rests on is gone."""
+def position(handle: DeltaTable, app: str) -> int:
+    """The version of an application id that the handle shows, -1 without one. Raises Conflict if the log
+    that the handle rests on is gone."""
     try:
         version = handle.transaction_version(app)
     except DeltaError as error:

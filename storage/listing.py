@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from driftline.errors import BadData
-from driftline.storage.remedies import fault_of
+from driftline.storage.objects import OPTIONS, address, is_remote
+from driftline.storage.remedies import fault_of, told
 from driftline.storage.root import local
 from driftline.storage.table_log import empty_commit
 from driftline.storage.tables import TABLES, TableName
@@ -27,6 +28,8 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     Raises:
         BadData: there is no table at all, or a table's log cannot be read.
     """
+    if is_remote(root):
+        return _remote_files(address(root))
     path = local(root)
     found: dict[TableName, list[str]] = {}
     for name in TABLES:
@@ -41,6 +44,21 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
             raise BadData(EMPTY.format(empty))
     if not found:
         raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
+    return {name: found.get(name, []) for name in TABLES}
+
+
+def _remote_files(root: str) -> dict[TableName, list[str]]:
+    """The same in an object store."""
+    found: dict[TableName, list[str]] = {}
+    for name in TABLES:
+        try:
+            found[name] = sorted(DeltaTable(f"{root}/{name}", storage_options=OPTIONS).file_uris())
+        except TableNotFoundError:
+            continue
+        except (DeltaError, OSError) as error:
+            raise BadData(f"table {root}/{name} cannot be read: {told(error)}") from error
+    if not found:
+        raise BadData(f"no tables in {root}: name the storage root that a sink wrote (storage.root)")
     return {name: found.get(name, []) for name in TABLES}
 
 

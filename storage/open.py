@@ -19,6 +19,7 @@ import pyarrow as pa
 from driftline.errors import BadData
 from driftline.storage import catalog
 from driftline.storage.listing import read_files
+from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.tables import TABLES, TableName
 
 _T = TypeVar("_T")
@@ -33,9 +34,9 @@ class Catalog:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root).absolute()
+        self.root: Path | str = address(root) if is_remote(root) else Path(root).absolute()
         self._files: dict[TableName, list[str]] = read_files(self.root)
-        self.connection = duckdb.connect()
+        self.connection = connect(self.root)
         self.connection.execute("SET python_enable_replacements = false")  # a Python variable is no table
         self.connection.execute("SET TimeZone = 'UTC'")  # answers do not depend on where they are asked
         self._twice(lambda: catalog.define(self.connection, self._files))
@@ -123,7 +124,7 @@ class Catalog:
                     return BadData(
                         f"{file} is part of table {name} but is missing or broken ({_line(message)}); bring "
                         "it back from a copy, or delete it and give up its rows with "
-                        f"deltalake.DeltaTable({str(self.root / name)!r}).repair()"
+                        f"deltalake.DeltaTable({f'{self.root}/{name}'!r}).repair()"
                     )
         return BadData(_line(message))
 

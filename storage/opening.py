@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -59,11 +59,11 @@ def open_table(root: Path, name: TableName) -> DeltaTable:
         ) from error
     if empty := empty_commit(path, handle.version()):
         raise BadData(EMPTY.format(empty))
-    _complete(path, table, handle)
+    complete(path, table, handle)
     return handle
 
 
-def _complete(path: Path, table: Table, handle: DeltaTable) -> None:
+def complete(path: PurePath, table: Table, handle: DeltaTable) -> None:
     """Adds columns that an earlier version did not have; other tables are refused."""
     found = {field.name for field in handle.schema().fields}
     missing = [column for column in table.columns if column.name not in found]
@@ -77,4 +77,4 @@ def _complete(path: Path, table: Table, handle: DeltaTable) -> None:
         handle.alter.add_columns(schema.fields)
     except CommitFailedError:  # another sink was first
         handle.update_incremental()
-        _complete(path, table, handle)
+        complete(path, table, handle)

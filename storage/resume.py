@@ -30,7 +30,12 @@ Version = Callable[[TableName, str], int]
 
 
 def read_seen(
-    relations: Mapping[TableName, str], telemetry_uuid: str, starts: Mapping[int, int], version: Version
+    relations: Mapping[TableName, str],
+    telemetry_uuid: str,
+    starts: Mapping[int, int],
+    version: Version,
+    *,
+    connect: Callable[[], duckdb.DuckDBPyConnection] = duckdb.connect,
 ) -> Seen:
     """The marks of what is stored in the partitions that ``starts`` maps to the offset from which their
     telemetry is read again. ``relations``: each table of ``READ``, as SQL.
@@ -38,7 +43,7 @@ def read_seen(
     Raises duckdb.Error if a file of a table is missing or broken.
     """
     seen = Seen()
-    with duckdb.connect() as db:
+    with connect() as db:
         for name, relation in relations.items():
             db.execute(f"CREATE VIEW {identifier(name)} AS FROM {relation}")
         positions = pa.table(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake
 from driftline.storage.relations import source, text
 from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, TableName
@@ -53,17 +53,17 @@ def cutoff(retention_us: int | None, now_us: int | None) -> int | None:
     return now_us - retention_us
 
 
-def now(lake: Lake, host_us: int) -> int | None:
+def now(lake: AnyLake, host_us: int) -> int | None:
     """The clock of retention, microseconds since 1970: the host's, but not beyond the newest record of
     ``log``; None without any. Raises duckdb.Error if a file is missing or broken."""
-    with duckdb.connect() as db:
+    with lake.connect() as db:
         query = f"SELECT epoch_us(max(received)) FROM {source('log', lake.files('log'))}"
         newest = db.execute(query).fetchall()[0][0]
     return None if newest is None else min(host_us, newest)
 
 
 def predicates(
-    lake: Lake, name: TableName, cutoff_us: int, telemetry_uuid: str, partitions: int
+    lake: AnyLake, name: TableName, cutoff_us: int, telemetry_uuid: str, partitions: int
 ) -> list[str]:
     """What to delete of one of the ``EXPIRING`` tables, to be done one by one; empty if nothing has expired.
 
@@ -73,7 +73,7 @@ def predicates(
     instant = _instant(cutoff_us)
     if name == "samples":
         return [f'"time" < {instant}']
-    with duckdb.connect() as db:
+    with lake.connect() as db:
         if name == "log":
             ranges = _log_ranges(db, lake, instant, _levels(lake, telemetry_uuid, partitions))
             return [f'"received" < {instant} AND ({_any(found)})' for found in passes(ranges)]
@@ -125,7 +125,7 @@ def _instant(time_us: int) -> str:
     return text(moment.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z")
 
 
-def _levels(lake: Lake, uuid: str, partitions: int) -> str:
+def _levels(lake: AnyLake, uuid: str, partitions: int) -> str:
     """SQL values of the last offset of each telemetry partition that all its tables have."""
     rows = []
     for partition in range(partitions):
@@ -134,7 +134,7 @@ def _levels(lake: Lake, uuid: str, partitions: int) -> str:
     return ", ".join(rows)
 
 
-def _log_ranges(db: duckdb.DuckDBPyConnection, lake: Lake, instant: str, levels: str) -> list[Range]:
+def _log_ranges(db: duckdb.DuckDBPyConnection, lake: AnyLake, instant: str, levels: str) -> list[Range]:
     """The rows of ``log`` that may go, as few offsets as possible: after the first time those of an hour."""
     query = f"""
         WITH levels(topic_uuid, "partition", level) AS (VALUES {levels}),
@@ -160,7 +160,7 @@ def _log_ranges(db: duckdb.DuckDBPyConnection, lake: Lake, instant: str, levels:
     ]
 
 
-def _item_ranges(db: duckdb.DuckDBPyConnection, lake: Lake, instant: str) -> list[Range]:
+def _item_ranges(db: duckdb.DuckDBPyConnection, lake: AnyLake, instant: str) -> list[Range]:
     query = f"""
         SELECT topic_uuid, "partition", 0, max("offset")
         FROM {source("eval_items", lake.files("eval_items"))}

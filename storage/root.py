@@ -35,7 +35,7 @@ def local(root: str | os.PathLike[str]) -> Path:
     """The absolute path of a root that delta-rs and DuckDB can both use. Raises SettingsError."""
     text = os.fspath(root)
     if "://" in text:
-        raise SettingsError("storage.root", text, "object stores are not supported yet: name a local folder")
+        raise SettingsError("storage.root", text, "this works on a local folder only")
     path = Path(text).absolute()
     bad = sorted(set(str(path)) & _BAD_CHARACTERS)
     if bad:

@@ -44,7 +44,7 @@ from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.dead_letters import DeadLetters
 from driftline.storage.foresight import warnings
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import open_lake
 from driftline.storage.membership import Membership
 from driftline.storage.reading import Reader, reading
 from driftline.storage.store import Conflict
@@ -127,7 +127,7 @@ class Sink:
         self._storage = settings.storage
         self._say = say
         self._clock = clock
-        self._lake = Lake(settings.storage.root)
+        self._lake = open_lake(settings.storage.root)
         self._core = SinkCore(self._lake)
         self._counts = self._core.counts
         self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)

@@ -17,7 +17,9 @@ from driftline.clock import SECOND_US, Clock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
-from driftline.storage.lake import COMPACT_FILES, Lake
+from driftline.storage.lake import COMPACT_FILES
+from driftline.storage.lakes import AnyLake
+from driftline.storage.object_lake import ObjectLake
 from driftline.storage.remedies import told
 from driftline.storage.strays import QUARANTINE
 from driftline.storage.tables import TABLE_NAMES, TableName
@@ -36,7 +38,7 @@ class Upkeep:
 
     def __init__(
         self,
-        lake: Lake,
+        lake: AnyLake,
         storage: StorageSettings,
         *,
         counts: Counter[str],
@@ -105,7 +107,7 @@ class Upkeep:
                 names = ", ".join(f"{stray.path.name} ({stray.kind})" for stray in found[:5])
                 more = f" and {len(found) - 5} more" if len(found) > 5 else ""
                 self._say(
-                    f"sink: set aside in {self._lake.root / QUARANTINE / name}, since the table's log does "
+                    f"sink: set aside in {self._lake.root}/{QUARANTINE}/{name}, since the table's log does "
                     f"not know them: {names}{more}; look at them and delete them"
                 )
 
@@ -152,6 +154,9 @@ class Upkeep:
 
     def _write_catalog(self) -> None:
         self._last_catalog = self._clock.steady_us()
+        if isinstance(self._lake, ObjectLake):  # a catalog could not be read there without an extension
+            self._changed = False
+            return
         try:
             self._changed = not catalog.write(self._lake.root, self._files)
             self._catalog_trouble.over()

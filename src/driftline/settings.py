@@ -70,7 +70,7 @@ class StorageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The sink and the tables."""
 
     root: str = "./driftline-data"
-    """Folder of the tables (local; object stores are not supported yet)."""
+    """Folder of the tables, or an address in an object store."""
     retention_us: int | None = None
     """Samples, log and evaluated items older than this are deleted; the other tables stay."""
     commit_us: int = 2_000_000

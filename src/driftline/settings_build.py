@@ -102,7 +102,7 @@ def _sdk(file: File) -> SdkSettings:
 
 
 def _state_dir(root: str) -> str:
-    return str(Path(root) / ".streams")
+    return ".streams" if "://" in root else str(Path(root) / ".streams")
 
 
 def _evaluator(file: File, where: Where) -> EvaluatorSettings:

@@ -81,7 +81,10 @@ class Storage(Block, frozen=True, kw_only=True):
     )
     root: Annotated[
         str,
-        Key("Folder of the tables, relative to where the command is started; object stores come later."),
+        Key(
+            "Folder of the tables, relative to where the command is started, or s3://bucket/prefix (endpoint "
+            "and credentials from the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...)."
+        ),
     ] = _STORAGE.root
     retention: Annotated[
         int | None,

@@ -15,7 +15,8 @@ from driftline.records import Record
 from driftline.storage.check import check
 from driftline.storage.core import SinkCore
 from driftline.storage.findings import Report
-from driftline.storage.lake import Lake, writer_properties
+from driftline.storage.lake import Lake
+from driftline.storage.layout import writer_properties
 from driftline.storage.tables import TABLES
 
 

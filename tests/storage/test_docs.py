@@ -39,6 +39,11 @@ needs nothing of driftline. Polars, Spark, pandas and others read the tables as 
 (`deltalake.DeltaTable("driftline-data/samples")`). Do not read `*.parquet` of a folder directly: files that a
 compaction or deletion replaced lie there for an hour, and their rows would count twice.
 
+Tables in an object store (`storage.root: s3://bucket/prefix`, `pip install 'driftline[objects]'`) are asked in the first and the
+third way; endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
+`AWS_SECRET_ACCESS_KEY`, `AWS_REGION`; `AWS_ALLOW_HTTP=true` for a store without TLS). The store must honour conditional
+puts (`If-None-Match`), as Amazon S3, MinIO and others do. There is no `catalog.duckdb` there.
+
 Times are UTC instants (`TIMESTAMPTZ`, microseconds): the same in every reader's time zone; `utc_day(time)` is the
 UTC date of one. NaN and infinities are data: `isnan(value)` finds them, means leave them out, and in comparisons
 DuckDB takes NaN for the largest number. `topic_uuid`, `partition`, `offset` say from which record a row comes;

@@ -234,7 +234,7 @@ def test_a_root_that_delta_rs_or_duckdb_cannot_write_is_refused(tmp_path: Path, 
 
 
 def test_an_object_store_is_not_taken_for_a_folder() -> None:
-    with pytest.raises(SettingsError, match="object stores are not supported yet"):
+    with pytest.raises(SettingsError, match="local folder only"):
         Lake("s3://bucket/tables")
 
 

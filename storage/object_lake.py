@@ -1,0 +1,230 @@
+"""The tables in an object store, exactly once: the same commits as :mod:`.lake`, without file locks.
+
+A commit is safe by itself: delta-rs puts the next entry of a table's log only if nobody has (a conditional
+put), and refuses it if one of its application ids was committed since the handle was loaded. A compaction is
+not: two of the same files would both land and double every row. So who compacts or deletes first commits the
+lease of the table (its version is the instant at which it was taken, by the clock of the host), in the way in
+which positions are committed: of two sinks that take it at once one is refused, and a lease of the last
+``LEASE_US`` is not taken. Whoever is done gives it back. Hosts' clocks must agree within that time, and no
+sink may stand still for longer in the middle of a compaction and then go on: that would not be noticed.
+
+Files that killed writers left cannot be told from those of a commit on its way, so they stay; they cost
+room and nothing else. There is no ``catalog.duckdb`` (it could not be read without an extension and
+credentials): readers use :func:`driftline.open` or ``driftline sql``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import Any
+
+import deltalake
+import duckdb
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from driftline.clock import SECOND_US, Clock, SystemClock
+from driftline.errors import BadData, Unavailable
+from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS, position
+from driftline.storage.layout import writer_properties
+from driftline.storage.objects import OPTIONS, address, connect
+from driftline.storage.opening import complete
+from driftline.storage.relations import source
+from driftline.storage.remedies import told
+from driftline.storage.resume import READ, read_seen
+from driftline.storage.seen import Seen
+from driftline.storage.store import App, Conflict
+from driftline.storage.tables import TABLES, TableName
+
+LEASE = "rewriting"
+LEASE_US = 3600 * SECOND_US
+_TARGET_BYTES = 128 * 1024 * 1024
+_CONFIGURATION: Mapping[str, str | None] = {"delta.logRetentionDuration": "interval 1 hours"}
+"""delta-rs lists the whole log at each commit, so it must not grow (see :mod:`.table_log`)."""
+
+
+class ObjectLake:
+    """The tables under one address, opened for writing; missing ones are made. Does what
+    :class:`~driftline.storage.lake.Lake` does, as far as :class:`~driftline.storage.upkeep.Upkeep` needs it.
+
+    Raises Unavailable if the store cannot be reached or written, BadData if what is there are not our tables.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
+        self.root = address(root)
+        self._clock = clock or SystemClock()
+        self._handles: dict[TableName, DeltaTable] = {}
+        self._compacted: dict[TableName, int] = dict.fromkeys(TABLES, 0)
+        self.reload()
+
+    def reload(self) -> None:
+        for name in TABLES:
+            self._handles[name] = self._open(name)
+
+    def refresh(self) -> None:
+        with self._words("read"):
+            for handle in self._handles.values():
+                handle.update_incremental()
+
+    @property
+    def id(self) -> str:
+        return str(self._handles["log"].metadata().id)
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """A DuckDB connection that can read the files."""
+        return connect(self.root)
+
+    def files(self, name: TableName) -> list[str]:
+        return sorted(self._handles[name].file_uris())
+
+    def size(self, name: TableName) -> int:
+        sizes = pa.table(self._handles[name].get_add_actions(flatten=True)).column("size_bytes")
+        return sum(sizes.to_pylist())
+
+    def version(self, name: TableName, app: str) -> int:
+        return position(self._handles[name], app)
+
+    def commit(
+        self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
+    ) -> None:
+        """See :meth:`driftline.storage.store.Tables.commit`."""
+        handle = self._handles[name]
+        for app, offset in expected.items():
+            if (found := position(handle, app)) != offset:
+                raise Conflict(f"{name}: {app} is at {found}, not at {offset}")
+        properties = CommitProperties(app_transactions=[Transaction(app, at) for app, at in moves.items()])
+        try:
+            if rows is None:
+                handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
+                handle.update_incremental()
+            else:
+                deltalake.write_deltalake(
+                    handle,
+                    rows,
+                    mode="append",
+                    writer_properties=writer_properties(name),
+                    target_file_size=_TARGET_BYTES,
+                    commit_properties=properties,
+                )
+        except CommitFailedError as error:
+            raise Conflict(f"{name}: {error}") from error
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be written: {told(error)}") from error
+
+    def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
+        try:
+            relations = {name: source(name, self.files(name)) for name in READ}
+            return read_seen(relations, telemetry_uuid, starts, self.version, connect=self.connect)
+        except duckdb.Error as error:
+            line = str(error).partition("\n")[0]
+            raise BadData(
+                f"what is stored in {self.root} cannot be read, a file is missing or broken: {line}"
+            ) from error
+
+    # --- upkeep ----------------------------------------------------------------------------------------
+
+    def compact(
+        self,
+        name: TableName,
+        *,
+        at_least: int = COMPACT_FILES,
+        keep_hours: int = KEEP_HOURS,
+        fully: bool = False,
+    ) -> bool:
+        """As :meth:`driftline.storage.lake.Lake.compact`, by delta-rs and under the lease."""
+        if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
+            return False
+        properties = writer_properties(name)
+        done = self._rewrite(
+            name,
+            lambda handle: handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties),
+        )
+        if done is None:
+            return False
+        self._compacted[name] = len(self._handles[name].file_uris())
+        self.vacuum(name, keep_hours=keep_hours)
+        return True
+
+    def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
+        """As :meth:`driftline.storage.lake.Lake.delete`."""
+        cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
+        properties = writer_properties(name)
+        done = self._rewrite(
+            name,
+            lambda handle: handle.delete(
+                predicate,
+                writer_properties=properties,
+                commit_properties=CommitProperties(app_transactions=cutoff),
+            ),
+        )
+        return int((done or {}).get("num_deleted_rows", 0))
+
+    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
+        with self._words("rid of old files"):
+            gone = self._handles[name].vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+        return len(gone), 0
+
+    def trim_log(self, name: TableName) -> int:
+        """Nothing: delta-rs does it by the table's own property."""
+        return 0
+
+    def set_aside(self, name: TableName) -> list[Any]:
+        """Nothing: what lies there may be of a commit on its way."""
+        return []
+
+    def _rewrite(
+        self, name: TableName, rewrite: Callable[[DeltaTable], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """What ``rewrite`` gives, under the lease; None if somebody else has it or was faster."""
+        handle = self._handles[name] = self._open(name)
+        now_us = self._clock.now_us()
+        try:
+            if now_us - position(handle, LEASE) < LEASE_US:
+                return None
+            self._move_lease(handle, now_us)
+            try:
+                return rewrite(handle)
+            finally:
+                self._handles[name] = handle = self._open(name)
+                if position(handle, LEASE) == now_us:
+                    self._move_lease(handle, 0)
+        except CommitFailedError:
+            self._handles[name] = self._open(name)
+            return None
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"table {name} in {self.root} cannot be rewritten: {told(error)}") from error
+
+    @staticmethod
+    def _move_lease(handle: DeltaTable, to: int) -> None:
+        commit = CommitProperties(app_transactions=[Transaction(LEASE, to)])
+        handle.create_write_transaction([], "append", handle.schema(), commit_properties=commit)
+        handle.update_incremental()
+
+    def _open(self, name: TableName) -> DeltaTable:
+        place, table = f"{self.root}/{name}", TABLES[name]
+        with self._words("reached"):
+            try:
+                handle = DeltaTable(place, storage_options=OPTIONS)
+            except TableNotFoundError:
+                DeltaTable.create(
+                    place,
+                    schema=table.schema,
+                    mode="ignore",
+                    description=table.row,
+                    configuration=_CONFIGURATION,
+                    storage_options=OPTIONS,
+                )
+                handle = DeltaTable(place, storage_options=OPTIONS)
+            complete(PurePosixPath(place), table, handle)
+        return handle
+
+    @contextmanager
+    def _words(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaError, OSError) as error:
+            raise Unavailable(f"{self.root} cannot be {what}: {told(error)}") from error
