@@ -110,7 +110,7 @@ NUMBERS = [
     "SELECT min(value), max(value) FROM t",
     "SELECT max(value), min(value) FROM t WHERE isfinite(value)",
     "SELECT arg_max(step, value), arg_min(step, value) FROM t WHERE step < 50 AND metric = 'loss'",
-    "SELECT count(*) FILTER (isnan(value)), sum(value) FILTER (isfinite(value) AND abs(value) < 10) FROM t",
+    "SELECT round(sum(value) FILTER (abs(value) < 10), 6), count(*) FILTER (isnan(value)) FROM t",
     "SELECT metric, count(*), max(value) FROM t WHERE value > 100 GROUP BY metric ORDER BY metric",
     "SELECT count(DISTINCT value), median(value) FROM t",
 ]
