@@ -1,10 +1,9 @@
 """The parts of a training step, per process: what its spans took, each second counted once.
 
 A span is a sample ``span/<name>`` of a step: its seconds, logged when it ended. So it lasted from ``time``
-minus its seconds to ``time``, on the clock of its own process, and a span whose middle lies within another
-one of the same process and step, that ended later, is nested in it: ``self_seconds`` leaves the nested ones
-out.
-Spans that were logged by one call (with one time) lie side by side. Spans that overlap otherwise (threads,
+minus its seconds to ``time``, on the clock of its own process, and what was open when it ended (of the same
+process and step) is what it is nested in: ``self_seconds`` leaves the nested ones out. A start counts a ten
+thousandth of the span late, since the two clocks of a span are not one. Spans that were logged by one call (with one time) lie side by side. Spans that overlap otherwise (threads,
 streams) are counted once: what waits for other ranks gives way to what works, and equals share. Where a run
 has no spans, what its trainer logs under the names of ``STAND_INS`` is taken for them.
 
@@ -85,25 +84,28 @@ _STEP_SPANS = View(
         WINDOW w AS (PARTITION BY f.attempt, f.step, f.process ORDER BY f.us, f.at, f.ordinal)),
     tangled AS (SELECT DISTINCT t.attempt, t.step, t.process FROM timed AS t WHERE t.overlaps),
     laid AS MATERIALIZED (
-        SELECT t.attempt, t.step, t.process, t.span, t.took, row_number() OVER () AS id,
+        SELECT t.attempt, t.step, t.process, t.span, t.took,
+            row_number() OVER (ORDER BY t.us, t.at, t.ordinal) AS id,
             t.us - 1e6 * coalesce(sum(t.took) OVER (
                 PARTITION BY t.attempt, t.step, t.process, t.us ORDER BY t.at DESC, t.ordinal DESC
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS end_us
         FROM timed AS t SEMI JOIN tangled AS w
           ON t.attempt = w.attempt AND t.step = w.step AND t.process = w.process),
+    begun AS MATERIALIZED (
+        SELECT l.*, l.end_us - l.took * 1e6 AS start_us,
+            least(l.end_us, l.end_us - l.took * 0.9999e6 + 1) AS open_us FROM laid AS l),
     marks AS (
-        SELECT l.attempt, l.step, l.process, l.id, l.end_us - l.took * 1e6 AS at_us, 1 AS turn, 1 AS opens
-        FROM laid AS l
-        UNION ALL SELECT l.attempt, l.step, l.process, l.id, l.end_us - l.took * 5e5, 2, 0 FROM laid AS l
-        UNION ALL SELECT l.attempt, l.step, l.process, l.id, l.end_us, 3, -1 FROM laid AS l),
+        SELECT b.attempt, b.step, b.process, b.id, b.open_us AS at_us,
+            CASE WHEN b.open_us < b.end_us THEN 0 ELSE 2 * b.id END AS turn, 1 AS opens FROM begun AS b
+        UNION ALL
+        SELECT b.attempt, b.step, b.process, b.id, b.end_us, 2 * b.id + 1, -1 FROM begun AS b),
     deep AS (
-        SELECT m.id, m.turn, sum(m.opens) OVER (
-            PARTITION BY m.attempt, m.step, m.process ORDER BY m.at_us, m.turn, m.id
+        SELECT m.id, m.opens, 1 + sum(m.opens) OVER (
+            PARTITION BY m.attempt, m.step, m.process ORDER BY m.at_us, m.turn
             ROWS UNBOUNDED PRECEDING)::BIGINT AS depth
         FROM marks AS m),
     stacked AS MATERIALIZED (
-        SELECT l.*, d.depth, l.end_us - l.took * 1e6 AS start_us, l.end_us - l.took * 5e5 AS middle_us
-        FROM laid AS l JOIN deep AS d ON d.id = l.id AND d.turn = 2),
+        SELECT b.*, d.depth FROM begun AS b JOIN deep AS d ON d.id = b.id AND d.opens = -1),
     nested AS MATERIALIZED (
         SELECT q.id, q.within.id AS parent, q.within.span AS inside, q.took
         FROM (
@@ -111,14 +113,15 @@ _STEP_SPANS = View(
                 PARTITION BY b.attempt, b.step, b.process, b.level ORDER BY b.at_us, b.seeks, b.id
                 ROWS UNBOUNDED PRECEDING) AS within
             FROM (
-                SELECT k.attempt, k.step, k.process, k.depth AS level, k.start_us AS at_us, false AS seeks,
-                    k.id, k.took, k.end_us, {{'id': k.id, 'span': k.span, 'end_us': k.end_us}} AS candidate
+                SELECT k.attempt, k.step, k.process, k.depth AS level, k.open_us AS at_us, false AS seeks,
+                    k.id, k.took, k.end_us,
+                    {{'id': k.id, 'span': k.span, 'end_us': k.end_us, 'start_us': k.start_us}} AS candidate
                 FROM stacked AS k
                 UNION ALL
-                SELECT k.attempt, k.step, k.process, k.depth - 1, k.middle_us, true, k.id, k.took,
-                    k.end_us, NULL
+                SELECT k.attempt, k.step, k.process, k.depth - 1, k.end_us, true, k.id, k.took, k.end_us, NULL
                 FROM stacked AS k WHERE k.depth > 1) AS b) AS q
-        WHERE q.seeks AND q.end_us < q.within.end_us),
+        WHERE q.seeks AND q.end_us < q.within.end_us
+          AND q.end_us - q.took * 5e5 >= q.within.start_us),
     held AS (SELECT n.parent, sum(n.took) AS seconds FROM nested AS n GROUP BY n.parent),
     alone AS MATERIALIZED (
         SELECT k.attempt, k.step, k.process, k.span, n.inside,

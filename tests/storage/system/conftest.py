@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pytest
 
 from driftline.storage.relations import SQL_TYPES, identifier
 from driftline.storage.tables import TABLES, TableName
@@ -19,6 +22,9 @@ SECOND = 1_000_000
 
 class Tables:
     """All tables, views and macros in a DuckDB of its own."""
+
+    t0 = T0
+    uuid = UUID
 
     def __init__(self) -> None:
         self.db = duckdb.connect()
@@ -36,6 +42,11 @@ class Tables:
         self.db.register("new_rows", filled)
         self.db.execute(f"INSERT INTO {identifier(BASE_VIEW.get(name, name))} FROM new_rows")
         self.db.unregister("new_rows")
+
+    def clear(self) -> None:
+        self.db.execute("SET TimeZone = 'UTC'")
+        for name in TABLES:
+            self.db.execute(f"DELETE FROM {identifier(BASE_VIEW.get(name, name))}")
 
     def next_offset(self) -> int:
         self._offset += 1
@@ -85,3 +96,46 @@ class Tables:
         answer = self.db.execute(sql, parameters)
         names = [column[0] for column in answer.description]
         return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+
+    def trace(self, path: Path, run: str) -> None:
+        """A published trace: each operation a span that ended when it did; steps one after the other."""
+        self.db.execute(
+            f"""
+            INSERT INTO samples BY NAME
+            WITH x AS (FROM read_parquet(?)),
+            lengths AS (SELECT step, max(start_ts + duration)::DOUBLE + 1 AS seconds FROM x GROUP BY step),
+            begun AS (SELECT step, coalesce(sum(seconds) OVER (
+                ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS at FROM lengths),
+            ended AS (
+                SELECT x.*, begun.at + start_ts::DOUBLE + duration::DOUBLE AS until FROM x JOIN begun USING (step))
+            SELECT ? AS run, 'p' || rank AS process, rank::INTEGER AS rank, 'span/' || optype AS metric, step,
+                make_timestamptz(({T0} + until * 1e6  -- times are floats in the file: ends coincide that did not
+                    + row_number() OVER (PARTITION BY rank, step, until))::BIGINT) AS time,
+                duration::DOUBLE AS value, 1.0 AS weight, '{UUID}' AS topic_uuid, 0 AS "partition",
+                rank::BIGINT AS "offset", (row_number() OVER ())::INTEGER AS ordinal
+            FROM ended
+            """,
+            [str(path), run],
+        )
+
+
+@pytest.fixture(scope="session")
+def defined() -> Tables:
+    return Tables()
+
+
+@pytest.fixture
+def tables(defined: Tables) -> Tables:
+    """Empty tables; the views are made once for all tests."""
+    defined.clear()
+    return defined
+
+
+@pytest.fixture(scope="session")
+def timings() -> Path:
+    """Where the published timings of ranks lie."""
+    beside = Path(__file__).parents[4] / "shared" / "realdata"
+    folder = Path(os.environ.get("DRIFTLINE_REALDATA", beside)) / "rank_timing"
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}: set DRIFTLINE_REALDATA")
+    return folder
