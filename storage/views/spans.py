@@ -3,9 +3,10 @@
 A span is a sample ``span/<name>`` of a step: its seconds, logged when it ended. So it lasted from ``time``
 minus its seconds to ``time``, on the clock of its own process, and what was open when it ended (of the same
 process and step) is what it is nested in: ``self_seconds`` leaves the nested ones out. A start counts a ten
-thousandth of the span late, since the two clocks of a span are not one. Spans that were logged by one call (with one time) lie side by side. Spans that overlap otherwise (threads,
-streams) are counted once: what waits for other ranks gives way to what works, and equals share. Where a run
-has no spans, what its trainer logs under the names of ``STAND_INS`` is taken for them.
+thousandth of the span late, since the two clocks of a span are not one. Spans that were logged by one call
+(with one time) lie side by side. Spans that overlap otherwise (threads, streams) are counted once: what
+waits for other ranks gives way to what works, and equals share. Where a run has no spans, what its trainer
+logs under the names of ``STAND_INS`` is taken for them.
 
 Forked children are left out (they work beside their parent), and so are processes of another role. What is
 not a finite number of seconds from 0 on is counted (``odd``) and nowhere else.

@@ -107,9 +107,10 @@ class Tables:
             begun AS (SELECT step, coalesce(sum(seconds) OVER (
                 ORDER BY step ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS at FROM lengths),
             ended AS (
-                SELECT x.*, begun.at + start_ts::DOUBLE + duration::DOUBLE AS until FROM x JOIN begun USING (step))
+                SELECT x.*, begun.at + start_ts::DOUBLE + duration::DOUBLE AS until
+                FROM x JOIN begun USING (step))
             SELECT ? AS run, 'p' || rank AS process, rank::INTEGER AS rank, 'span/' || optype AS metric, step,
-                make_timestamptz(({T0} + until * 1e6  -- times are floats in the file: ends coincide that did not
+                make_timestamptz(({T0} + until * 1e6  -- its times are floats: ends coincide that did not
                     + row_number() OVER (PARTITION BY rank, step, until))::BIGINT) AS time,
                 duration::DOUBLE AS value, 1.0 AS weight, '{UUID}' AS topic_uuid, 0 AS "partition",
                 rank::BIGINT AS "offset", (row_number() OVER ())::INTEGER AS ordinal

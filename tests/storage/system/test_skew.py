@@ -30,8 +30,8 @@ def noise(seed: int, ranks: int, steps: int, spread: float = 0.005) -> dict[int,
 def test_a_slow_worker_of_a_real_job_is_named_with_what_it_costs(tables: Any, timings: Path) -> None:
     """Published for this job: rank 0 computes 2.36 times the median, slowdown 1.97.
 
-    The published slowdown simulates the pipeline's schedule with mean durations, bubbles and all; ours compares
-    the slowest rank with the median and the mean rank: 2.3 and 2.1.
+    The published slowdown simulates the pipeline's schedule with mean durations, bubbles and all; ours
+    compares the slowest rank with the median and the mean rank: 2.3 and 2.1.
     """
     tables.trace(timings / "trace-AR.parquet", "AR")
     published = json.loads((timings / "result-AR.json").read_text())["blocking_slowdown"]

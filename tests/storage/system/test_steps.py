@@ -138,7 +138,7 @@ NAMES = ["", "(rest)", "损失 🚀", 'a"b', "it's; DROP VIEW samples; --", "a/b
 
 
 def test_spans_of_any_name_are_told_by_their_exact_name(tables: Any) -> None:
-    tables.samples('it\'s "r"', "p", laid(0, {name: 1.0 for name in NAMES}, 10))
+    tables.samples('it\'s "r"', "p", laid(0, dict.fromkeys(NAMES, 1.0), 10))
     run = 'it\'s "r"'
     found = tables.rows("SELECT span FROM steps(?) WHERE kind = 'work'", [run])
     assert {name for (name,) in found} == set(NAMES)
@@ -193,7 +193,7 @@ def test_any_steps_parts_add_up_and_agree_with_a_plain_count(tables: Any, seed: 
     shares = tables.rows("SELECT sum(share), sum(seconds), sum(critical_seconds) FROM steps('r')")
     mean = np.mean([lasts[step] for step, _ in made])
     assert shares == [(pytest.approx(1.0), pytest.approx(mean), pytest.approx(np.mean(list(lasts.values()))))]
-    critical = {s: max((r for t, r in made if t == s), key=lambda r: (busy[s, r], -r)) for s in lasts}  # noqa: B023
+    critical = {s: max((r for t, r in made if t == s), key=lambda r: (busy[s, r], -r)) for s in lasts}
     assert dict(tables.rows("SELECT step, rank FROM critical_path('r')")) == critical
 
 
