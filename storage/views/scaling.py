@@ -30,7 +30,7 @@ _SCALING = View(
                 AS value
         FROM sample_attempts AS s SEMI JOIN chosen AS c ON c.run = s.run
         WHERE s.metric IN ('tokens_per_second', 'throughput', 'step_time', 'span/step')
-          AND s.step IS NOT NULL AND isfinite(s.value) AND s.value > 0
+          AND s.step IS NOT NULL AND s.value > 0 AND s.value < 1e150
         GROUP BY ALL),
     ranked AS (
         SELECT l.*, CASE l.metric WHEN 'tokens_per_second' THEN 1 WHEN 'throughput' THEN 2
@@ -82,7 +82,7 @@ _SCALING = View(
         f.sizes, f.serial AS serial_fraction, f.contention, f.coherency,
         CASE WHEN f.coherency > 0 AND f.contention < 1
             THEN sqrt((1 - f.contention) / f.coherency) * b.smallest END AS peak_ranks,
-        count(DISTINCT s.config) OVER (PARTITION BY s.name, s.throughput_from) AS configs
+        count(DISTINCT coalesce(s.config, '{}')) OVER (PARTITION BY s.name, s.throughput_from) AS configs
     FROM sized AS s JOIN based AS b
       ON b.name = s.name AND b.throughput_from = s.throughput_from AND b.ranks = s.ranks
     JOIN fits AS f ON f.name = s.name AND f.throughput_from = s.throughput_from

@@ -9,7 +9,7 @@ waits for other ranks gives way to what works, and equals share. Where a run has
 logs under the names of ``STAND_INS`` is taken for them.
 
 Forked children are left out (they work beside their parent), and so are processes of another role. What is
-not a finite number of seconds from 0 on is counted (``odd``) and nowhere else.
+not a number of seconds from 0 to ``LONGEST`` is counted (``odd``) and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ STAND_INS = (
     "communication_time",
 )
 
+LONGEST = 1e9
+"""Seconds; what is longer is no duration."""
 _AFTER_PREFIX = SPAN_PREFIX[:-1] + chr(ord(SPAN_PREFIX[-1]) + 1)
 _NAMES = ", ".join(f"'{name}'" for name in STAND_INS)
 
@@ -75,7 +77,7 @@ _STEP_SPANS = View(
           AND s.process NOT IN (SELECT o.process FROM strangers AS o)
           AND NOT EXISTS (FROM spans)),
     found AS MATERIALIZED (
-        SELECT *, CASE WHEN isfinite(f.value) AND f.value >= 0 THEN f.value END AS took
+        SELECT *, CASE WHEN f.value BETWEEN 0 AND {LONGEST:.0e} THEN f.value END AS took
         FROM (FROM spans UNION ALL FROM stand_ins) AS f
         QUALIFY all_attempts OR f.attempt = max(f.attempt) OVER (PARTITION BY f.step)),
     timed AS MATERIALIZED (
@@ -141,9 +143,9 @@ _STEP_SPANS = View(
         FROM timed AS t ANTI JOIN tangled AS w
           ON t.attempt = w.attempt AND t.step = w.step AND t.process = w.process
         UNION ALL
-        SELECT s.attempt, s.step, s.process, s.span, s.own * CASE WHEN s.owned <= s.whole THEN 1
-                WHEN s.waits THEN greatest(0, s.whole - (s.owned - s.waiting)) / s.waiting
-                ELSE least(1, s.whole / (s.owned - s.waiting)) END, s.inside
+        SELECT s.attempt, s.step, s.process, s.span, s.own * coalesce(CASE WHEN s.owned <= s.whole THEN 1
+                WHEN s.waits THEN greatest(0, s.whole - (s.owned - s.waiting)) / nullif(s.waiting, 0)
+                ELSE least(1, s.whole / (s.owned - s.waiting)) END, 0), s.inside
         FROM shares AS s),
     owned AS (
         SELECT o.attempt, o.step, o.process, o.span, sum(o.own) AS self_seconds, min(o.inside) AS inside
@@ -186,7 +188,7 @@ _RANK_STEPS = View(
     "rank_steps",
     "one step of one process; `busy + waiting + rest + barrier = step_seconds`, the same on all ranks "
     "of the step",
-    """
+    f"""
     TABLE
     WITH summed AS (
         SELECT t.attempt, t.step, t.process, any_value(t.rank) AS rank,
@@ -201,7 +203,7 @@ _RANK_STEPS = View(
             epoch_us(max(s.time)) AS ended_us
         FROM sample_attempts AS s
         WHERE s.run = (SELECT run_id(of_run)) AND s.metric = 'step_time' AND s.step IS NOT NULL
-          AND isfinite(s.value) AND s.value >= 0 GROUP BY ALL),
+          AND s.value BETWEEN 0 AND {LONGEST:.0e} GROUP BY ALL),
     whole_steps AS (
         SELECT coalesce(m.attempt, w.attempt) AS attempt, coalesce(m.step, w.step) AS step,
             coalesce(m.process, w.process) AS process, coalesce(m.rank, w.rank) AS rank, m.whole,

@@ -56,7 +56,7 @@ _THROUGHPUT = View(
             avg(s.value) AS value
         FROM samples AS s
         WHERE s.run = (SELECT run_id(of_run)) AND s.metric IN ('tokens_per_second', 'throughput')
-          AND isfinite(s.value) GROUP BY ALL),
+          AND abs(s.value) < 1e150 GROUP BY ALL),
     chosen AS (SELECT max(l.metric) FILTER (l.metric = 'tokens_per_second') AS tokens,
                    max(l.metric) AS any_metric FROM logged AS l),
     stepped AS (
@@ -130,7 +130,9 @@ _GPU_WASTE = View(
         FROM r WHERE r.device IS NOT NULL OR NOT r.apart
         WINDOW w AS (PARTITION BY r.process, r.device ORDER BY r.time)),
     held AS (
-        SELECT n.*, coalesce(least(n.gap, 3 * median(n.gap) OVER (PARTITION BY n.process, n.device)),
+        SELECT n.*, coalesce(
+                CASE WHEN n.gap IS NOT NULL
+                    THEN least(n.gap, 3 * median(n.gap) OVER (PARTITION BY n.process, n.device)) END,
                 median(n.gap) OVER (PARTITION BY n.process, n.device), 0) AS seconds,
             row_number() OVER (PARTITION BY n.process, n.device ORDER BY n.time)
                 - row_number() OVER (PARTITION BY n.process, n.device, n.idle ORDER BY n.time) AS stretch

@@ -45,6 +45,7 @@ class Tables:
 
     def clear(self) -> None:
         self.db.execute("SET TimeZone = 'UTC'")
+        self._offset = 0
         for name in TABLES:
             self.db.execute(f"DELETE FROM {identifier(BASE_VIEW.get(name, name))}")
 

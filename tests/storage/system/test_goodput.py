@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from driftline.storage.views.goodput import CATEGORIES
+
 MS = 1000
 """Microseconds."""
 
@@ -36,9 +38,7 @@ def parts_of(rng: np.random.Generator, ranks: int) -> dict[int, dict[str, int]]:
 def life(seed: int) -> Life:
     rng = np.random.default_rng(seed)
     ranks, now, first = int(rng.integers(1, 5)), 0, 0
-    attempts, booked = [], dict.fromkeys(
-        ["productive", "redone", "downtime", "start-up", "evaluation", "checkpoint", "data", "straggler", "unknown"], 0
-    )  # fmt: skip
+    attempts, booked = [], dict.fromkeys(CATEGORIES, 0)
     total = int(rng.integers(1, 5))
     for number in range(total):
         began, startup = now, int(rng.integers(0, 5000))
@@ -141,7 +141,7 @@ def ledger(tables: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_ledger_of_any_life_is_a_plain_count_of_it(tables: Any, seed: int) -> None:
-    """Restarts from any step, killed or ended, gaps, stalls, evaluations; hosts whose clocks differ by minutes."""
+    """Restarts from any step, kills, gaps, stalls, evaluations; hosts whose clocks differ by minutes."""
     made = life(seed)
     skews = [0, *np.random.default_rng(seed).integers(-300_000_000, 300_000_000, 9).tolist()]
     tell(tables, made, skews)

@@ -252,3 +252,29 @@ def test_the_time_zone_of_the_reader_does_not_matter(tables: Any) -> None:
     at_home = [tables.rows(sql) for sql in questions]
     tables.db.execute("SET TimeZone = 'Asia/Tehran'")
     assert [tables.rows(sql) for sql in questions] == at_home
+
+
+def test_hostile_durations_break_no_analysis(tables: Any) -> None:
+    """Spans of no time, of 10^300 seconds, and more waiting than there is time."""
+    spans = [("a", 0.0), ("all_reduce", 0.0), ("a", 1e300), ("b", 5.0), ("b", 1e308)]
+    tables.process("r", "p")
+    tables.samples(
+        "r", "p", [(f"span/{name}", 3, 1.0 + at / 1e6, took) for at, (name, took) in enumerate(spans)]
+    )
+    tables.samples("r", "p", [("step_time", 3, 2.0, 1e308)])
+    assert tables.rows("SELECT busy_seconds, odd FROM rank_steps('r')") == [(5.0, 2)]
+    for macro in (
+        "steps",
+        "critical_path",
+        "speed_up",
+        "rank_skew",
+        "ranks",
+        "rank_heat",
+        "goodput",
+        "goodput_ledger",
+    ):
+        for row in tables.rows(f"FROM {macro}('r')"):
+            assert not any(isinstance(value, float) and not math.isfinite(value) for value in row), (
+                macro,
+                row,
+            )

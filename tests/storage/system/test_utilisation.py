@@ -1,0 +1,158 @@
+"""What machines did against throughput, what was not used, and how runs scale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def readings(tables: Any, process: str, metric: str, values: list[float], every: float = 10.0) -> None:
+    rows = [(metric, None, 5.0 + at * every, value) for at, value in enumerate(values)]
+    tables.samples("r", process, rows)
+
+
+def test_readings_are_described_and_correlated_with_throughput_per_host_and_device(tables: Any) -> None:
+    rng = np.random.default_rng(1)
+    pace = rng.uniform(100, 200, 40)
+    busy = 50 + pace / 10 + rng.normal(0, 1, 40)
+    for rank, host in enumerate(("a", "b")):
+        tables.process("r", f"p{rank}", rank=rank, host=host)
+    readings(tables, "p0", "gpu_utilization/0", busy.tolist())
+    readings(tables, "p0", "gpu_utilization/1", [99.0] * 40)
+    readings(tables, "p1", "network_sent", [math.nan, *(-pace[1:]).tolist()])
+    for rank in range(2):
+        rows = [("tokens_per_second", at, 7.0 + 10 * at, value / 2) for at, value in enumerate(pace.tolist())]
+        tables.samples("r", f"p{rank}", rows, rank=rank)
+    found = {
+        (row["host"], row["device"], row["metric"]): row for row in tables.dicts("FROM utilisation('r')")
+    }
+    assert set(found) == {
+        ("a", 0, "gpu_utilization"),
+        ("a", 1, "gpu_utilization"),
+        ("b", None, "network_sent"),
+    }
+    gpu = found["a", 0, "gpu_utilization"]
+    assert (gpu["unit"], gpu["n"], gpu["odd"], gpu["stretches"]) == ("%", 40, 0, 40)
+    assert gpu["mean"] == pytest.approx(np.mean(busy))
+    quantiles = np.quantile(busy, [0.05, 0.5, 0.95])
+    assert [gpu["p5"], gpu["p50"], gpu["p95"]] == pytest.approx(quantiles.tolist())
+    assert gpu["correlation"] == pytest.approx(np.corrcoef(busy, pace)[0, 1])
+    assert gpu["throughput_from"] == "tokens_per_second"
+    assert found["a", 1, "gpu_utilization"]["correlation"] is None, "a constant goes with nothing"
+    sent = found["b", None, "network_sent"]
+    assert (sent["n"], sent["odd"], sent["correlation"]) == (39, 1, pytest.approx(-1.0))
+    assert tables.rows("SELECT sum(throughput) FROM throughput_over_time('r')") == [
+        (pytest.approx(pace.sum()),)
+    ]
+
+
+def test_where_no_throughput_is_logged_it_is_the_steps_in_a_second(tables: Any) -> None:
+    tables.process("r", "p")
+    tables.samples("r", "p", [("loss", step, 10.0 + step / 2, 1.0) for step in range(41)])
+    found = tables.rows("SELECT throughput, throughput_from FROM throughput_over_time('r') ORDER BY start")
+    assert found == [(2.0, "steps per second"), (2.0, "steps per second"), (0.1, "steps per second")]
+
+
+def test_hours_of_a_gpu_are_used_or_not(tables: Any) -> None:
+    """Ten readings, 10 s apart: five at 80 %, three at 0 %, two at 50 %; the last holds as long as usual."""
+    tables.process("r", "p", host="a")
+    readings(tables, "p", "gpu_utilization/3", [80.0] * 5 + [0.0] * 3 + [50.0] * 2)
+    readings(tables, "p", "gpu_utilization", [1.0] * 10)
+    (row,) = tables.dicts("FROM gpu_waste('r')")
+    assert (row["host"], row["device"], row["n"], row["idle_seconds"]) == ("a", 3, 10, 30.0)
+    assert row["hours"] * 3600 == pytest.approx(100.0)
+    assert row["used_hours"] * 3600 == pytest.approx(50.0)
+    assert row["unused_hours"] * 3600 == pytest.approx(50.0)
+    assert (row["mean"], row["idle_share"], row["longest_idle_seconds"]) == (pytest.approx(50.0), 0.3, 30.0)
+
+
+def test_a_hole_in_the_readings_is_not_taken_for_an_idle_gpu(tables: Any) -> None:
+    """Nobody read for an hour: the reading before it holds for three intervals."""
+    tables.process("r", "p")
+    rows = [(0.0, 0.0), (10.0, 0.0), (20.0, 0.0), (3620.0, 90.0), (3630.0, 90.0), (3640.0, 90.0)]
+    tables.samples("r", "p", [("gpu_utilization", None, at, value) for at, value in rows])
+    (row,) = tables.dicts("FROM gpu_waste('r')")
+    assert row["idle_seconds"] == 10 + 10 + 30
+    assert row["hours"] * 3600 == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("macro", ["utilisation", "gpu_waste", "system_readings", "throughput_over_time"])
+def test_no_readings_are_no_rows(tables: Any, macro: str) -> None:
+    assert tables.rows(f"FROM {macro}('nobody')") == []
+
+
+def test_names_that_only_look_like_readings_are_none(tables: Any) -> None:
+    for name in (
+        "gpu_utilization/x",
+        "gpu_utilization/",
+        "gpu_utilization/0/1",
+        "gpu_utilisation",
+        "gpu_",
+        "GPU_power",
+    ):
+        readings(tables, "p", name, [1.0])
+    assert tables.rows("SELECT DISTINCT metric, device FROM system_readings('r')") == []
+
+
+def run_of_size(
+    tables: Any, ranks: int, rate: float, *, name: str = "exp", metric: str = "throughput", run: str = ""
+) -> None:
+    run = run or f"{name}-{ranks}"
+    for rank in range(ranks):
+        tables.process(run, f"{run}/{rank}", rank=rank, name=name, world_size=ranks, config="{}")
+        warm = [(metric, step, float(step), rate / 100) for step in range(5)]
+        value = rate / ranks if metric == "throughput" else rate
+        tables.samples(
+            run, f"{run}/{rank}", [*warm, *[(metric, 5 + s, 5.0 + s, value) for s in range(4)]], rank=rank
+        )
+
+
+def test_scaling_finds_the_serial_fraction_that_made_it(tables: Any) -> None:
+    """Amdahl with 5 % serial work, from 2 ranks on; the first five steps are slow and do not count."""
+    for ranks in (2, 4, 8, 16):
+        times = ranks / 2
+        run_of_size(tables, ranks, 100 * times / (1 + 0.05 * (times - 1)))
+    found = tables.dicts("FROM scaling('exp')")
+    assert [row["ranks"] for row in found] == [2, 4, 8, 16]
+    assert [row["throughput"] for row in found] == pytest.approx([100.0, 200 / 1.05, 400 / 1.15, 800 / 1.35])
+    assert [row["efficiency"] for row in found] == pytest.approx([1, 1 / 1.05, 1 / 1.15, 1 / 1.35])
+    assert [row["ideal_throughput"] for row in found] == [100, 200, 400, 800]
+    assert {round(row["serial_fraction"], 9) for row in found} == {0.05}
+    assert {(row["sizes"], row["configs"], row["runs_of_size"], row["steps"]) for row in found} == {
+        (4, 1, 1, 4)
+    }
+    assert found[0]["contention"] == pytest.approx(0.05)
+    assert found[0]["coherency"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_scaling_finds_the_peak_of_a_law_with_coherency(tables: Any) -> None:
+    """Universal scalability law with contention 0.03 and coherency 0.001: its peak is at 31.1 times."""
+    for ranks in (1, 2, 4, 8, 16):
+        run_of_size(tables, ranks, 10 * ranks / (1 + 0.03 * (ranks - 1) + 0.001 * ranks * (ranks - 1)))
+    row = tables.dicts("FROM scaling('exp')")[0]
+    assert (row["contention"], row["coherency"]) == (pytest.approx(0.03), pytest.approx(0.001))
+    assert row["peak_ranks"] == pytest.approx(math.sqrt(0.97 / 0.001))
+
+
+def test_two_sizes_are_compared_and_not_fitted(tables: Any) -> None:
+    run_of_size(tables, 1, 10.0)
+    run_of_size(tables, 1, 30.0, run="again")
+    run_of_size(tables, 4, 60.0)
+    found = tables.dicts("FROM scaling()")
+    assert [row["speedup"] for row in found] == [pytest.approx(1.5), pytest.approx(0.5), pytest.approx(3.0)]
+    assert [row["runs_of_size"] for row in found] == [2, 2, 1]
+    assert {row["serial_fraction"] for row in found} == {None}
+
+
+def test_runs_without_throughput_are_compared_by_their_step_time_and_apart(tables: Any) -> None:
+    run_of_size(tables, 1, 2.0, metric="step_time")
+    run_of_size(tables, 2, 1.0, metric="step_time")
+    run_of_size(tables, 4, 50.0)
+    found = tables.rows("SELECT ranks, throughput_from, throughput, efficiency FROM scaling('exp')")
+    assert found == [
+        (1, "steps per second", 0.5, 1.0), (2, "steps per second", 1.0, 1.0), (4, "throughput", 50.0, 1.0),
+    ]  # fmt: skip
+    assert tables.rows("FROM scaling('nobody')") == []
