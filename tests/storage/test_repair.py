@@ -226,3 +226,20 @@ def test_a_plan_says_what_a_repair_then_does(written: Any) -> None:
     _, planned = plan(written.root)
     _, done = repair(written.root)
     assert done == planned
+
+
+@pytest.mark.embedded
+def test_a_sink_stores_again_what_a_repair_asked_the_broker_for(quick: Any, make: Any) -> None:
+    """The command on a real topic: a lost file, the broker asked for what it has, and a sink."""
+    quick.send("telemetry", *(make.frame(seq, {"loss": [1.0] * 10}, step=seq * 10) for seq in range(20)))
+    quick.drain()
+    before = quick.rows('SELECT "partition", "offset", ordinal, value FROM samples ORDER BY ALL')
+    assert len(before) == 200
+    Path(Lake(quick.root).files("samples")[0]).unlink()
+    kafka = ("--bootstrap", quick.kafka.bootstrap, "--prefix", quick.kafka.prefix)
+    found = run("repair", "--restore", "--yes", *kafka, root=quick.root)
+    assert found.exit_code == 0, found.output
+    assert "stores the rows again" in found.output
+    quick.drain()
+    assert quick.rows('SELECT "partition", "offset", ordinal, value FROM samples ORDER BY ALL') == before
+    assert run("check", root=quick.root).exit_code == 0
