@@ -26,6 +26,7 @@ OURS = re.compile(r"part-.*-c000\.zstd\.parquet(#\d+)?")
 LOCKS = frozenset({"_writing", "_compacting", "_catalog", "_delta_log"})
 DELTA_AGE_S = 86_400.0
 """What another writer of Delta tables left is set aside when it is so old: no commit takes so long."""
+LOG_AGE_S = 600.0
 _OF_LOG = re.compile(r"\d{20}\.(json|json\.torn|crc|checkpoint(\..*)?\.parquet|.*\.compacted\.json)")
 _MAGIC = b"PAR1"
 
@@ -53,7 +54,8 @@ def strays(folder: Path, known: Collection[str], now_s: float) -> list[Stray]:
         if not _OF_LOG.fullmatch(entry.name) and entry.name != "_last_checkpoint":
             size = entry.stat().st_size
             age = now_s - entry.stat().st_mtime
-            found.append(Stray(Path(entry.path), "empty" if not size else "other", size, age))
+            left = not size and age > LOG_AGE_S  # a younger one may become a commit
+            found.append(Stray(Path(entry.path), "empty" if left else "other", size, age))
     return sorted(found)
 
 

@@ -107,6 +107,15 @@ def test_what_another_writer_of_delta_tables_may_commit_is_left_for_a_day(store:
     assert [stray.path for stray in store.lake.set_aside("samples")] == [other]
 
 
+def test_an_empty_file_in_a_log_is_left_while_it_may_become_a_commit(store: Any, make: Any) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    left = store.root / "samples" / "_delta_log" / "_commit_1.json.tmp"
+    left.write_bytes(b"")
+    assert store.lake.set_aside("samples") == []
+    os.utime(left, (left.stat().st_mtime - 3600,) * 2)
+    assert [stray.path for stray in store.lake.set_aside("samples")] == [left]
+
+
 @pytest.mark.parametrize("torn", [True, False])
 def test_the_data_of_a_torn_commit_are_kept(store: Any, make: Any, torn: bool) -> None:
     """They may be the only copy of their rows, if the topic has lost its records by now."""
