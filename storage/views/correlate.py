@@ -8,7 +8,7 @@ from driftline.storage.views.statistics import FINITE
 from driftline.storage.views.view import View
 
 METRICS = 40
-"""Metrics that one answer looks at, those with most points."""
+"""Metrics that one answer looks at, those with most samples."""
 BINS = 400
 LAGS = 20
 
@@ -18,13 +18,13 @@ _CORRELATE = View(
     f"always seem to correlate, so the verdict rests on the ranks of the changes from step to step, with an "
     f"effective number of points by their autocorrelation, corrected for the lags tried (Sidak) and for the "
     f"pairs (Benjamini and Hochberg). `max_lag` steps to each side are tried, at most {LAGS} lags; looked at "
-    f"are the {METRICS} metrics with most points, in at most {BINS} bins of steps",
+    f"are the {METRICS} metrics with most samples, in at most {BINS} bins of steps",
     f"""
     TABLE
     WITH counted AS MATERIALIZED (
         SELECT k.metric, count(*) AS points, min(k.step) AS first, max(k.step) AS last
-        FROM curves AS k
-        WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE}
+        FROM samples AS k
+        WHERE k.run = run_id(of_run) AND k.step IS NOT NULL AND abs(k.value) < {FINITE}
             AND (since_step IS NULL OR k.step >= since_step) AND (until_step IS NULL OR k.step <= until_step)
         GROUP BY k.metric),
     chosen AS MATERIALIZED (

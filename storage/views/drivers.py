@@ -16,7 +16,7 @@ _DRIVERS = View(
     f"robust line through the three stretches of `look_back` steps (by default a tenth of the run, or a fifth of what is before the change) before the "
     f"last one before the change; it moved where it is further from it than 5 robust sigmas, than 1.2 times its "
     f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made (twice "
-    f"in a row, where it hardly ever varied). Looked at are the {METRICS} metrics with most points. No row where the metric has "
+    f"in a row, where it hardly ever varied). Looked at are the {METRICS} metrics with most samples. No row where the metric has "
     f"too few points for a change",
     f"""
     TABLE
@@ -40,7 +40,7 @@ _DRIVERS = View(
         SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, c.step - 5 * c.back AS first FROM change AS c),
     counted AS (
         SELECT p.metric FROM (
-            SELECT k.metric, count(*) AS points FROM curves AS k, grid AS g
+            SELECT k.metric, count(*) AS points FROM samples AS k, grid AS g
             WHERE k.run = run_id(of_run) AND k.step >= g.first AND k.step <= g.step + g.back
             GROUP BY k.metric) AS p
         ORDER BY (p.metric = of_metric) DESC, p.points DESC, p.metric LIMIT {METRICS}),
