@@ -34,11 +34,11 @@ _CORRELATE = View(
             LIMIT {METRICS}) AS c),
     grid AS MATERIALIZED (
         SELECT min(c.first) AS first,
-            greatest(1, (max(c.last) - min(c.first) + {BINS}) // {BINS})::BIGINT AS width,
+            greatest(1, (max(c.last)::HUGEINT - min(c.first) + {BINS}) // {BINS})::BIGINT AS width,
             greatest(0, count(*) - {METRICS}) AS metrics_left_out
         FROM counted AS c),
     binned AS MATERIALIZED (
-        SELECT h.metric, (k.step - g.first) // g.width AS bin, avg(k.value) AS value
+        SELECT h.metric, ((k.step::HUGEINT - g.first) // g.width)::BIGINT AS bin, avg(k.value) AS value
         FROM curves AS k JOIN chosen AS h ON h.name = k.metric, grid AS g
         WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE}
             AND (since_step IS NULL OR k.step >= since_step) AND (until_step IS NULL OR k.step <= until_step)

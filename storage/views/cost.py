@@ -8,12 +8,11 @@ from driftline.storage.views.view import View
 
 _CONFIG_DIFF = View(
     "config_diff",
-    "one setting that differs between the configurations of two runs (the JSON object given to init), as text",
+    "one setting that differs between the configurations of two runs (the JSON object given to init)",
     """
     TABLE
     WITH leaves AS (
-        SELECT r.run, j.fullkey AS setting, CASE WHEN j.type = 'VARCHAR' THEN j.atom ->> '$'
-            ELSE coalesce(j.atom, j.value)::VARCHAR END AS said
+        SELECT r.run, j.fullkey AS setting, coalesce(j.value::VARCHAR, 'null') AS said
         FROM runs AS r, json_tree(CASE WHEN json_valid(r.config) THEN r.config ELSE '{}' END) AS j
         WHERE r.run IN (run_id(run_a), run_id(run_b)) AND j.fullkey <> '$'
             AND (j.type NOT IN ('OBJECT', 'ARRAY') OR j.value::VARCHAR IN ('{}', '[]')))
@@ -29,8 +28,8 @@ _CONFIG_DIFF = View(
     "run_a, run_b",
     columns=(
         ("setting", "path of the setting in the JSON object"),
-        ("a", "its value in run a, as text"),
-        ("b", "its value in run b, as text"),
+        ("a", "its value in run a, as JSON; null where it has none"),
+        ("b", "its value in run b, likewise"),
         ("what", "'changed', 'only in a' or 'only in b'"),
     ),
 )
@@ -57,7 +56,8 @@ _COST = View(
                 WHERE k.run = d.run AND k.metric = of_metric) AS hours,
             (SELECT sum(e.seconds) / 3600 FROM (
                 SELECT DISTINCT v.request, v.seconds FROM evals AS v WHERE v.run = d.run) AS e) AS eval_hours,
-            (SELECT sum(k."sum") FROM curves AS k WHERE k.run = d.run AND k.metric = token_metric) AS tokens_sum,
+            (SELECT sum(k."sum") FROM curves AS k WHERE k.run = d.run AND k.metric = token_metric
+                AND abs(k."sum") < 1e150) AS tokens_sum,
             (SELECT r.world_size FROM runs AS r WHERE r.run = d.run) AS devices
         FROM sides AS d),
     billed AS (

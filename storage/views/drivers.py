@@ -15,7 +15,7 @@ _DRIVERS = View(
     f"where that metric's level changed most (the first tenth of the run left out). A metric's course is a "
     f"robust line through the three stretches of `look_back` steps (by default a tenth of the run, or a fifth of what is before the change) before the "
     f"last one before the change; it moved where it is further from it than 5 robust sigmas, than 1.2 times its "
-    f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made (twice "
+    f"farthest in those, and than 1.5 times the error that the same line, drawn one stretch earlier, made, and than half of what a sloping line rises between the middles of its halves (twice "
     f"in a row, where it hardly ever varied). Looked at are the {METRICS} metrics with most samples. No row where the metric has "
     f"too few points for a change",
     f"""
@@ -24,20 +24,20 @@ _DRIVERS = View(
     sized AS (SELECT max(o.bin) + 1 AS bins, min(o.first_step) AS first, max(o.last_step) AS last FROM own AS o),
     jumps AS (
         SELECT o.bin, o.first_step, median(o.value) OVER ahead AS after, median(o.value) OVER behind AS before,
-            count(*) OVER ahead AS n_after, count(*) OVER behind AS n_before
+            abs(avg(o.mean) OVER ahead - avg(o.mean) OVER behind) AS by_mean, count(*) OVER ahead AS n_after, count(*) OVER behind AS n_before
         FROM own AS o
         WINDOW ahead AS (ORDER BY o.bin ROWS BETWEEN CURRENT ROW AND 9 FOLLOWING),
             behind AS (ORDER BY o.bin ROWS BETWEEN 10 PRECEDING AND 1 PRECEDING)),
     biggest AS (
-        SELECT arg_max(j.first_step, (abs(j.after - j.before), -j.bin)) AS step FROM jumps AS j, sized AS z
+        SELECT arg_max(j.first_step, (abs(j.after - j.before), j.by_mean, -j.bin)) AS step FROM jumps AS j, sized AS z
         WHERE 10 * j.bin >= z.bins AND j.n_after >= 3 AND j.n_before >= 3),
     change AS MATERIALIZED (
         SELECT c.step, coalesce(look_back::BIGINT,
-            greatest(1, least((z.last - z.first) // 10, (c.step - z.first) // 5))) AS back
+            greatest(1, least((z.last::HUGEINT - z.first) // 10, (c.step::HUGEINT - z.first) // 5))::BIGINT) AS back
         FROM (SELECT coalesce(at_step::BIGINT, b.step) AS step FROM biggest AS b) AS c, sized AS z
         WHERE c.step IS NOT NULL AND z.bins >= 10),
     grid AS MATERIALIZED (
-        SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, c.step - 5 * c.back AS first FROM change AS c),
+        SELECT c.step, c.back, greatest(1, c.back // 40)::BIGINT AS width, greatest(-9223372036854775808, c.step::HUGEINT - 5 * c.back::HUGEINT)::BIGINT AS first FROM change AS c),
     counted AS (
         SELECT p.metric FROM (
             SELECT k.metric, count(*) AS points FROM samples AS k, grid AS g
@@ -45,7 +45,7 @@ _DRIVERS = View(
             GROUP BY k.metric) AS p
         ORDER BY (p.metric = of_metric) DESC, p.points DESC, p.metric LIMIT {METRICS}),
     binned AS MATERIALIZED (
-        SELECT k.metric, floor((k.step - g.step) / g.width)::BIGINT AS bin, median(k.value) AS value,
+        SELECT k.metric, floor((k.step::HUGEINT - g.step) / g.width)::BIGINT AS bin, median(k.value) AS value,
             min(k.step) AS first_step
         FROM curves AS k, grid AS g
         WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE} AND k.step >= g.first
@@ -75,16 +75,17 @@ _DRIVERS = View(
     line AS (
         SELECT s.metric, s.trial, CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.slope ELSE 0 END AS slope,
             CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.start ELSE s.flat END AS start,
-            CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.spread ELSE s.flat_spread END AS spread
+            CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.spread ELSE s.flat_spread END AS spread,
+            CASE WHEN s.rise > 7.5 * s.spread / sqrt(s.n) THEN s.rise ELSE 0 END AS rise
         FROM straight AS s WHERE s.n >= 8),
     away AS (
-        SELECT t.metric, t.trial, t.place, t.first_step, t.value - l.start - l.slope * t.place AS off, l.spread,
+        SELECT t.metric, t.trial, t.place, t.first_step, t.value - l.start - l.slope * t.place AS off, l.spread, l.rise,
             l.start + l.slope * t.place AS expected, t.value, t.place < -t.back AS early,
             lead(t.value - l.start - l.slope * t.place) OVER (PARTITION BY t.metric, t.trial ORDER BY t.place) AS off_next
         FROM tried AS t JOIN line AS l ON l.metric = t.metric AND l.trial = t.trial),
     bound AS (
         SELECT a.metric, any_value(a.spread) FILTER (a.trial = 1) AS spread, greatest(
-            5 * any_value(a.spread) FILTER (a.trial = 1),
+            5 * any_value(a.spread) FILTER (a.trial = 1), 0.5 * any_value(a.rise) FILTER (a.trial = 1),
             1.2 * max(abs(a.off)) FILTER (a.trial = 1 AND a.early),
             1.5 * max(abs(a.off)) FILTER (a.trial = 0 AND NOT a.early AND a.place <= 0),
             1e-9 * max(abs(a.expected)) FILTER (a.trial = 1)) AS far

@@ -18,7 +18,7 @@ _TREND = View(
     TABLE
     WITH whole AS MATERIALIZED (FROM levels(of_run, of_metric)),
     asked AS (
-        SELECT t.until_step, t.until_step - coalesce(over_steps::BIGINT, (t.until_step - t.from_step) // 2)
+        SELECT t.until_step, t.until_step - coalesce(over_steps::BIGINT, ((t.until_step::HUGEINT - t.from_step) // 2)::BIGINT)
             AS since_step, t.from_step, t.bins,
             coalesce(better, (
                 SELECT max_by(d.goal, d."offset") FROM metric_definitions AS d
@@ -34,7 +34,7 @@ _TREND = View(
         FROM levels(of_run, of_metric, since_step := (SELECT q.since_step FROM asked AS q))),
     coarse AS MATERIALIZED (
         SELECT b.bin * least(q.bins, 40) // q.bins AS block, min(b.first_step) AS first_step,
-            avg(b.value) * CASE any_value(q.direction) WHEN 'max' THEN 1 ELSE -1 END AS good
+            median(b.value) * CASE any_value(q.direction) WHEN 'max' THEN 1 ELSE -1 END AS good
         FROM whole AS b, asked AS q GROUP BY block),
     parts AS (
         SELECT 0 AS part, n.bin AS place, n.step, n.value FROM near AS n
@@ -50,7 +50,7 @@ _TREND = View(
         FROM parts AS p),
     blocks AS MATERIALIZED (
         SELECT p.part, p.place * least(p.total, 20) // p.total AS block, avg(p.step) AS x,
-            avg(p.value) AS y
+            median(p.value) AS y
         FROM placed AS p GROUP BY p.part, block),
     pairs AS (
         SELECT a.part, (b.y - a.y) / (b.x - a.x) AS slope

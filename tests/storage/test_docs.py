@@ -67,6 +67,9 @@ ahead deletes nothing young, and while nothing comes nothing is deleted.
 All other tables are kept. `curves`, `best`, `slowest_ranks` and the samples of `run_summary` and `metrics` speak of
 what is left; `trends` and `eval_curves` stay whole.
 
+What the statistical macros compute, their limits and how often their intervals were right: [analysis.md](analysis.md).
+A run is named by its id or, for its newest run, by its name.
+
 The examples below are answered from a small run of two ranks, made by `tests/storage/docs_runs.py`;
 `tests/storage/test_docs.py` checks this page.
 """

@@ -1,0 +1,121 @@
+"""``trend`` against numpy, on known lines and on real curves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+
+
+@pytest.mark.parametrize(("rho", "n"), [(0.0, 400), (0.9, 400), (0.98, 100), (0.5, 30), (0.0, 7)])
+def test_the_trend_is_what_the_formulas_say(answers: Any, rho: float, n: int) -> None:
+    series = oracles.ar1(np.random.default_rng(n), 1, n, rho)
+    answers.curves(("r", "m", np.arange(n), series[0]))
+    found = answers.one("FROM trend('r', 'm', over_steps := ?, horizon := 50)", [n])
+    want = oracles.theil_sen(series)
+    for name, value in (("slope", want.slope), ("low", want.low), ("high", want.high), ("level", want.level)):
+        assert found[name] == pytest.approx(value[0], rel=1e-9), name
+    line, within = oracles.forecast(series, 50)
+    assert found["forecast"] == pytest.approx(line[0])
+    assert found["forecast_step"] == n - 1 + 50
+    if not found["curved"]:
+        assert found["forecast_high"] - found["forecast"] == pytest.approx(within[0])
+
+
+def test_a_line_is_found_exactly_with_its_time_to_the_target(answers: Any) -> None:
+    steps = np.arange(0, 1000, 5)
+    answers.curves(("r", "m", steps, 10 - 0.002 * steps), seconds=2)
+    found = answers.one("FROM trend('r', 'm', target := 5, horizon := 100)")
+    assert found["slope"] == pytest.approx(-0.002)
+    assert (found["low"], found["high"]) == pytest.approx((-0.002, -0.002))
+    assert found["forecast"] == pytest.approx(10 - 0.002 * 1095)
+    assert found["target_step"] == pytest.approx(2500)
+    assert found["target_seconds"] == pytest.approx((2500 - 995) * 2)
+    assert (found["verdict"], found["direction"], found["plateau_since"]) == ("improving", "min", None)
+    assert answers.one("FROM trend('r', 'm', target := 9)")["why"] == "the target is reached"
+    away = answers.one("FROM trend('r', 'm', target := 11, better := 'max')")
+    assert (away["target_step"], away["verdict"]) == (None, "worsening")
+    assert away["why"] == "the curve does not move towards the target"
+
+
+def test_spikes_do_not_bend_the_trend(answers: Any) -> None:
+    random = np.random.default_rng(5)
+    values = 3 - 0.001 * np.arange(1000) + 0.01 * random.normal(size=1000)
+    values[random.choice(1000, 40, replace=False)] += 50
+    values[[500, 900]] = math.nan, math.inf
+    answers.curves(("r", "m", np.arange(1000), values))
+    found = answers.one("FROM trend('r', 'm')")
+    assert found["low"] < -0.001 < found["high"]
+    assert found["slope"] == pytest.approx(-0.001, rel=0.05)
+    assert found["noise"] < 0.02
+    assert (found["n"], found["left_out"]) == (498, 2)
+
+
+def test_the_declared_goal_says_which_way_is_better(answers: Any) -> None:
+    answers.curves(("r", "m", np.arange(40), np.arange(40.0)))
+    assert answers.one("FROM trend('r', 'm')")["verdict"] == "improving"
+    answers.table("metrics", [{"run": "r", "metric": "m", "goal": "min", "offset": 1}])
+    assert answers.one("FROM trend('r', 'm')")["verdict"] == "worsening"
+    assert answers.one("FROM trend('r', 'm', better := 'max')")["verdict"] == "improving"
+    answers.table("metrics", [])
+
+
+def test_a_plateau_begins_where_the_improvement_ends(answers: Any) -> None:
+    steps = np.arange(1000)
+    values = np.minimum(steps, 400) / 100 + 0.05 * np.random.default_rng(7).normal(size=1000)
+    answers.curves(
+        ("r", "m", steps, values), ("r", "worse", steps, values - np.maximum(0, steps - 600) / 200)
+    )
+    found = answers.one("FROM trend('r', 'm')")
+    assert found["verdict"] == "plateau"
+    assert 350 <= found["plateau_since"] <= 450
+    fallen = answers.one("FROM trend('r', 'worse', better := 'max')")
+    assert fallen["verdict"] == "worsening"
+    assert fallen["plateau_since"] <= 450
+
+
+def test_the_real_ppo_run_is_on_its_plateau_from_about_step_150(answers: Any, verl: Any) -> None:
+    answers.curves(*verl)
+    found = answers.one("FROM trend('verl', 'val/test_score/openai/gsm8k', target := 0.9)")
+    assert found["verdict"] == "plateau"
+    assert 120 <= found["plateau_since"] <= 200
+    assert 0.54 < found["level"] < 0.57
+    assert found["target_high"] is None
+
+
+def test_real_losses_still_improve_and_real_rewards_collapse(answers: Any, csv_rows: Any) -> None:
+    """A loss goes down to its end, with 108 spikes; two rewards have a good checkpoint long before it."""
+    curves = []
+    for name in ("nanogpt_1B_spiky_87bd51fd", "nanogpt_124M_muon_eb5659d0"):
+        rows = [row for row in csv_rows(f"train_curves/{name}.csv") if row["train_loss"]]
+        points = [int(row["step"]) for row in rows], [float(row["train_loss"]) for row in rows]
+        curves.append((name, "loss", *points))
+    for name in ("a2c_Ant-v3_1", "td3_Ant-v3_1"):
+        rows = csv_rows(f"rl_curves/sb3_eval_{name}.csv")
+        points = [int(r["timestep"]) for r in rows], [float(r["mean_reward"]) for r in rows]
+        curves.append((name, "reward", *points))
+    answers.curves(*curves)
+    for name in {curve[0] for curve in curves if curve[1] == "loss"}:
+        found = answers.one("FROM trend(?, 'loss')", [name])
+        assert (found["verdict"], found["plateau_since"]) == ("improving", None)
+    ant = answers.one("FROM trend('a2c_Ant-v3_1', 'reward', better := 'max')")
+    assert ant["verdict"] == "worsening"
+    assert ant["plateau_since"] <= 250_000
+    dip = answers.one("FROM trend('td3_Ant-v3_1', 'reward', better := 'max')")
+    assert dip["verdict"] == "plateau"
+
+
+def test_a_forecast_of_a_real_loss_covers_what_came(answers: Any, csv_rows: Any) -> None:
+    """From 60 % and 80 % of the run, an eighth of that ahead: most points are inside."""
+    rows = [row for row in csv_rows("train_curves/nanogpt_124M_muon_eb5659d0.csv") if row["train_loss"]]
+    loss = np.array([float(row["train_loss"]) for row in rows])
+    for share in (0.6, 0.8):
+        n = int(share * len(loss))
+        answers.curves(("r", "loss", np.arange(n), loss[:n]))
+        found = answers.one("FROM trend('r', 'loss', horizon := ?)", [n // 8])
+        came = loss[n + n // 8 - 25 : n + n // 8 + 25]
+        inside = (came >= found["forecast_low"]) & (came <= found["forecast_high"])
+        assert inside.mean() >= 0.8
