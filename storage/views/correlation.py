@@ -6,8 +6,8 @@ from driftline.storage.views.view import View
 
 _CORRELATION = View(
     "correlation",
-    "Pearson correlation of metric_a at step s with metric_b at step s + lag, for lags -max_lag..max_lag; no test: "
-    "`correlate` has one",
+    "Pearson correlation of metric_a at step s with metric_b at step s + lag, for lags -max_lag..max_lag; no "
+    "test: `correlate` has one",
     """
     TABLE
     WITH a AS (SELECT step, value FROM curves WHERE curves.run = run_id(of_run) AND curves.metric = metric_a
