@@ -6,7 +6,8 @@ partition, also what no accepted evaluation used. All other tables are kept for 
 
 ``log`` also is where a restarted sink learns what it has seen (see :mod:`driftline.storage.resume`), so two
 things of it stay: the newest stored row of each process, whatever its age, and everything beyond the position
-that a sink would read again from. With the first the run also stays in ``runs``.
+that a sink would read again from. With the first the run also stays in ``runs``. Configurations stay too: a
+replay of what is younger needs the one that held.
 
 A host clock that runs ahead deletes nothing that is young: "now" is at most the newest time that a broker
 gave a record (:func:`now`). So while nothing comes, nothing expires either.
@@ -139,12 +140,13 @@ def _log_ranges(db: duckdb.DuckDBPyConnection, lake: AnyLake, instant: str, leve
     query = f"""
         WITH levels(topic_uuid, "partition", level) AS (VALUES {levels}),
         settled AS (
-            SELECT topic_uuid, "partition", "offset", run, process, seq, received, outcome
+            SELECT topic_uuid, "partition", "offset", kind, run, process, seq, received, outcome
             FROM {source("log", lake.files("log"))} LEFT JOIN levels USING (topic_uuid, "partition")
             WHERE level IS NULL OR "offset" <= level),
         newest AS (
             SELECT topic_uuid, "partition", arg_max("offset", seq) AS "offset" FROM settled
-            WHERE outcome = 'stored' AND seq IS NOT NULL GROUP BY topic_uuid, "partition", run, process),
+            WHERE outcome = 'stored' AND seq IS NOT NULL GROUP BY topic_uuid, "partition", run, process
+            UNION SELECT topic_uuid, "partition", "offset" FROM settled WHERE kind = 'config_changed'),
         gone AS (
             SELECT topic_uuid, "partition", min("offset") AS first, max("offset") AS last
             FROM settled ANTI JOIN newest USING (topic_uuid, "partition", "offset")

@@ -161,13 +161,15 @@ def test_what_retention_deleted_is_said(own: tuple[Any, Path]) -> None:
     from datetime import UTC, datetime
 
     instant = datetime.fromtimestamp(border / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    lake.delete("log", f'"received" < \'{instant}\' AND "offset" <> 5')
+    lake.delete("log", f'"received" < \'{instant}\' AND "offset" <> 5 AND "kind" <> \'config_changed\'')
     lake.delete("samples", f"\"time\" < '{instant}'")
     proof = proven(root)
     assert any("is deleted (storage.retention)" in note for note in proof.notes)
     part = TableLog(root).parts()[0]
     assert not part.beginning
     assert part.start == next(r.offset for r in one.records if r.time_ms * 1000 >= border)
+    settings = Player(part, TableLog(root).configurations(part)).state.config
+    assert settings.per_rank == ["norm"], "the configuration that held there"
 
 
 def test_samples_without_rows_are_said(own: tuple[Any, Path]) -> None:

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from driftline import config, events
 from driftline.clock import ManualClock, SystemClock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
@@ -404,3 +406,15 @@ def test_a_sink_restarted_after_a_deletion_neither_doubles_nor_loses(
         ("stored", 6),
     ]
     assert quick.rows("SELECT count(*) FROM process_events") == [(1,)]
+
+
+def test_configurations_stay_in_the_log(store: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay of what is younger needs the one that held."""
+    body = config.encode(config.PipelineConfig())
+    event = events.ConfigChanged(
+        worker="w", time_us=make.t0, digest=config.digest(body), body=msgspec.Raw(body)
+    )
+    store.put("telemetry", make.tick(), events.encode(event), make.tick())
+    monkeypatch.setattr(store.lake, "version", lambda name, app: 100)  # all tables have these records
+    assert Keeper(store, make).at(make.t0 + 3 * DAY) == 2
+    assert store.ask("SELECT kind FROM log") == [("config_changed",)]
