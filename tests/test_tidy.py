@@ -56,7 +56,18 @@ PURE = (
     *(f"importing/{name}.py" for name in ("columns", "items", "reading", "telling", "values")),
     *(
         f"analysis/{name}.py"
-        for name in ("answer", "canvas", "chart", "machine", "page", "question", "values")
+        for name in (
+            "answer",
+            "canvas",
+            "chart",
+            "machine",
+            "page",
+            "question",
+            "report_words",
+            "terminal",
+            "values",
+            "words",
+        )
     ),
     "cli/watch_state.py",
     "cli/watch_view.py",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -160,8 +160,8 @@ def _heat(axes: Axes, chart: Heat, figure: Figure) -> None:
     cells = np.ma.masked_invalid(np.array(chart.cells, dtype=float))
     norm = None
     if chart.middle is not None and cells.count():
-        low = min(float(cells.min()), chart.middle - LEAST_SKEW)
-        norm = TwoSlopeNorm(chart.middle, low, max(float(cells.max()), chart.middle + LEAST_SKEW))
+        away = max(abs(float(cells.max()) - chart.middle), abs(float(cells.min()) - chart.middle), LEAST_SKEW)
+        norm = Normalize(chart.middle - away, chart.middle + away)
         colours = LinearSegmentedColormap.from_list("skew", ["#2f7ed8", "#e9edf1", ALERT])
     else:
         colours = LinearSegmentedColormap.from_list("level", ["#e9edf1", "#2f7ed8", "#123a6b"])
@@ -173,6 +173,8 @@ def _heat(axes: Axes, chart: Heat, figure: Figure) -> None:
     bar.set_label(visible(chart.value.label, 40), fontsize=8.5)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
+    if cells.count() and cells.max() > cells.min():
+        bar.ax.set_ylim(float(cells.min()), float(cells.max()))
 
 
 def _labels(axes: Axes, chart: Heat) -> None:

@@ -17,6 +17,13 @@ from typing import Any
 from driftline.events import number
 from driftline.metric_names import SPAN_PREFIX
 
+PARTS = {
+    "(work)": "all work",
+    "(barrier)": "waiting for the slowest rank",
+    "(rest)": "outside of spans",
+    "(untold)": "not told",
+}
+"""Parts of a step that are no spans."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -118,7 +125,7 @@ def shown(value: Any, form: str = "", unit: str = "") -> str:
     if isinstance(value, int | float):
         return _number(value, form, unit)
     if form == "part":
-        return "all work" if value == "(work)" else str(value).removeprefix(SPAN_PREFIX)
+        return PARTS.get(str(value), str(value).removeprefix(SPAN_PREFIX))
     return plain(value)
 
 

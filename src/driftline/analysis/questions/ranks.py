@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import NAN, Axis, Bars, Heat, Part
 from driftline.analysis.question import Asked, Query, Question, Rows, arguments
-from driftline.analysis.values import duration, share
+from driftline.analysis.values import duration, share, shown
 from driftline.analysis.words import ALERTS, count, listed, unit_of
 from driftline.metric_names import SPAN_PREFIX
 
@@ -175,7 +175,7 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
             "steps",
             "parts of a step",
             parts,
-            Column("span", "part"),
+            Column("span", "part", "part"),
             Column("seconds", "mean", "seconds"),
             Column("share", form="share"),
             Column("critical_seconds", "on the slowest rank", "seconds"),
@@ -203,11 +203,7 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
 
 
 def _part(span: str) -> str:
-    return {
-        "(barrier)": "waiting for the slowest rank",
-        "(rest)": "outside of spans",
-        "(untold)": "not told",
-    }.get(span, span)
+    return shown(span, "part")
 
 
 def _stack(parts: Sequence[Row]) -> Bars:
