@@ -102,7 +102,7 @@ _CORRELATE = View(
         FROM best AS b JOIN worth AS w ON w.metric_a = b.metric_a AND w.metric_b = b.metric_b),
     scored AS (
         SELECT t.*, t.n_effective - 2 AS df,
-            coalesce(t.r * sqrt((t.n_effective - 2) / nullif(1 - t.r * t.r, 0)), 1e9) AS t_value
+            coalesce(t.r * sqrt((t.n_effective - 2) / nullif(greatest(0.0, 1 - t.r * t.r), 0)), 1e9) AS t_value
         FROM tested AS t),
     valued AS (
         SELECT s.*, 1 - power(1 - student_p(s.t_value, s.df), s.tried) AS p_value FROM scored AS s),
@@ -134,7 +134,7 @@ _CORRELATE = View(
     FROM pairs AS p CROSS JOIN grid AS g
     LEFT JOIN adjusted AS a ON a.metric_a = p.metric_a AND a.metric_b = p.metric_b
     LEFT JOIN levels_together AS l ON l.metric_a = p.metric_a AND l.metric_b = p.metric_b
-    ORDER BY a.q_value NULLS LAST, abs(a.r) DESC NULLS LAST, p.name_a, p.name_b
+    ORDER BY a.q_value NULLS LAST, round(abs(a.r), 9) DESC NULLS LAST, p.name_a, p.name_b
     """,
     'SELECT metric_a, metric_b, "lag", change_correlation, pearson, n_effective, q_value, verdict FROM '
     "correlate('study-a', max_lag := 2)",

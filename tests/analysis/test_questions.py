@@ -190,3 +190,10 @@ def test_what_cannot_be_done_is_one_line(arguments: list[str], says: str, root: 
 def test_there_is_a_command_for_every_question() -> None:
     commands: set[Any] = {command.name for command in app.registered_commands}
     assert set(QUESTIONS) <= commands
+
+
+def test_metrics_that_are_exactly_proportional_are_related(answered: Any) -> None:
+    """Their correlation is 1 but for rounding, which may put it above 1."""
+    _, answer = answered("correlate")
+    pair = answer.tables[0].rows[0]
+    assert (pair["metric_a"], pair["metric_b"], pair["verdict"]) == ("grad_norm", "loss", "related")
