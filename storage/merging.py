@@ -29,7 +29,7 @@ from driftline.storage.merged import Merged
 from driftline.storage.relations import identifier, path
 from driftline.storage.tables import TABLES, TableName
 
-BUDGET_BYTES = 64 * 1024 * 1024
+BUDGET_BYTES = 32 * 1024 * 1024
 """Of batches in memory, about."""
 SORTED_PIECE_ROWS = 500_000
 _MOST_BATCH, _LEAST_BATCH = 32_768, 256
