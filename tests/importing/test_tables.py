@@ -171,6 +171,39 @@ def test_without_times_each_step_is_one_second_and_elapsed_time_is_counted_from_
     assert found == [("a", 10, 7_000_000), ("a", 20, 8_000_000), ("b", 10, 7_000_000), ("b", 20, 8_500_000)]
 
 
+def test_a_time_of_small_numbers_is_time_since_the_start_or_a_metric(tmp_path: Path, place: Any) -> None:
+    place.imported(written(tmp_path, "step,time,x\n0,0.5,1\n1,1.0,1\n2,1.75,1\n"), run="a", start_us=0)
+    place.imported(written(tmp_path, "step,time,x\n0,0.5,1\n1,0.25,1\n", "b.csv"), run="b", start_us=0)
+    found = place.rows("SELECT run, metric, step, epoch_us(time) FROM samples ORDER BY ALL")
+    assert found == [
+        ("a", "time", 0, 500_000),
+        ("a", "time", 1, 1_000_000),
+        ("a", "time", 2, 1_750_000),
+        ("a", "x", 0, 500_000),
+        ("a", "x", 1, 1_000_000),
+        ("a", "x", 2, 1_750_000),
+        ("b", "time", 0, 0),
+        ("b", "time", 1, 1_000_000),
+        ("b", "x", 0, 0),
+        ("b", "x", 1, 1_000_000),
+    ]
+
+
+def test_one_name_twice_is_two_runs_and_a_late_key_has_no_value_before(tmp_path: Path, place: Any) -> None:
+    """Cases 3 and 11."""
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        rows = [{"step": step, "loss": 3 - number} for step in range(5)]
+        rows += [{"step": step, "loss": 2.5, "kl": 0.5} for step in range(5, 10)]
+        place.imported(written(folder, "\n".join(map(json.dumps, rows)) + "\n", "exp1.jsonl"))
+    found = place.rows(
+        "SELECT name, metric, count(*), min(step) FROM curves JOIN runs USING (run) "
+        "GROUP BY run, name, metric ORDER BY metric"
+    )
+    assert found == [("exp1", "kl", 5, 5)] * 2 + [("exp1", "loss", 10, 0)] * 2
+
+
 def test_long_form_ranks_and_runs_by_column(tmp_path: Path, place: Any) -> None:
     text = "run_name,rank,step,metric,value\n" + "".join(
         f"{run},{rank},{step},loss,{rank + step}\n"

@@ -10,11 +10,13 @@ taken:
     long form   metric, metric_name, tag, key, name   and   value
     evaluations task, suite, benchmark        and   metric   and   value  (stderr, if there)
 
+A "time" of small numbers is time since the start where it only grows, else a metric.
 "-" as a column's name in the options means that there is none, whatever its name.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -34,6 +36,8 @@ METRIC = ("metric", "metric_name", "tag", "key", "name")
 VALUE = ("value",)
 TASK = ("task", "suite", "benchmark")
 STDERR = ("stderr", "std_err", "standard_error")
+_NO_DATE = 1e8
+"""Seconds since 1970 until 1973."""
 _ELAPSED_UNITS = ("ms", "us", "ns", "s")
 
 
@@ -78,7 +82,10 @@ def guess(reading: Reading, table: Table, options: Options) -> tuple[Reading, li
     if form == "evals" and task is None:
         raise SettingsError("--form", form, f"it takes a column of tasks ({', '.join(TASK)})")
     runs = RUN + MODEL if form == "evals" else RUN
+    elapsed = table.told("--elapsed-column", options.elapsed_column, ())
     time = table.told("--time-column", options.time_column, () if options.elapsed_column else TIME)
+    if time is not None and options.time_column is None and options.time_unit is None:
+        time, elapsed = _since(table, time, elapsed)
     reading = msgspec.structs.replace(
         reading,
         form=form,
@@ -86,8 +93,8 @@ def guess(reading: Reading, table: Table, options: Options) -> tuple[Reading, li
         time=time,
         time_unit=_time_unit(table, time, options),
         time_zone=options.time_zone,
-        elapsed=table.told("--elapsed-column", options.elapsed_column, ()),
-        elapsed_unit=_elapsed_unit(options.elapsed_column),
+        elapsed=elapsed,
+        elapsed_unit=_elapsed_unit(elapsed),
         rank=table.told("--rank-column", options.rank_column, RANK),
         run_column=None if reading.given_run else table.told("--run-column", options.run_column, runs),
         metric=metric if form != "wide" else None,
@@ -112,6 +119,17 @@ def _form(table: Table, task: str | None, metric: str | None, value: str | None,
     if options.metric_column is None and any(_number(text) for text in table.values(metric)):
         return "wide"  # a column that is called "metric" or "name", and holds numbers
     return "long" if task is None else "evals"
+
+
+def _since(table: Table, time: str, elapsed: str | None) -> tuple[str | None, str | None]:
+    """A column called "time" of numbers that are no dates: time since the start if they only grow, else a
+    duration, which is a metric like others."""
+    found = [cell(str(value)) for value in table.values(time)]
+    numbers = [value for value in found if isinstance(value, float)]
+    if not numbers or len(numbers) < len(found) or max(map(abs, numbers)) >= _NO_DATE:
+        return time, elapsed
+    grows = all(a <= b for a, b in itertools.pairwise(numbers)) and numbers[0] < numbers[-1]
+    return None, time if grows else elapsed
 
 
 def _number(value: object) -> bool:
