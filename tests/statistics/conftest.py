@@ -33,6 +33,9 @@ class Answers:
         self.db.execute("SET TimeZone = 'UTC'")
         catalog.define(self.db, {name: [] for name in TABLES})
 
+    def reset(self) -> None:
+        catalog.define_tables(self.db, {name: [] for name in TABLES})
+
     def table(self, name: TableName, rows: Sequence[dict[str, Any]]) -> None:
         """Replaces a table by these rows; columns that they lack are null."""
         columns = {f.name: [row.get(f.name) for row in rows] for f in TABLES[name].schema}
@@ -72,9 +75,16 @@ class Answers:
         self.db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM {identifier('rows of ' + name)}")
 
 
-@pytest.fixture(scope="module")
-def answers() -> Answers:
+@pytest.fixture(scope="session")
+def database() -> Answers:
     return Answers()
+
+
+@pytest.fixture
+def answers(database: Answers) -> Answers:
+    """All macros, over empty tables."""
+    database.reset()
+    return database
 
 
 @pytest.fixture

@@ -136,4 +136,3 @@ def test_a_group_is_named_by_ids_or_by_a_name_of_many_runs(answers: Any) -> None
     assert (alone["n_a"], alone["n_b"], alone["p_value"]) == (1, 2, None)
     assert alone["why"] == "each group needs two runs with this metric"
     assert answers.one("SELECT value, n FROM finals(['r4'], 'm', last_points := 2)") == {"value": 2.0, "n": 2}
-    answers.table("processes", [])

@@ -82,4 +82,3 @@ def test_a_name_stands_for_its_newest_run_and_an_id_for_itself(answers: Any) -> 
     for asked, value in (("exp", 2.0), ("r1", 1.0), ("r2", 2.0), ("r3", 3.0)):
         assert answers.one("SELECT value FROM curve(?, 'm')", [asked])["value"] == value
     assert answers.ask("FROM curve('nobody', 'm')") == []
-    answers.table("processes", [])

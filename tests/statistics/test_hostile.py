@@ -113,4 +113,3 @@ def test_the_newest_attempt_counts_and_an_older_one_can_be_asked_for(answers: An
     oldest = answers.ask("SELECT step, value FROM curve('r', 'm', of_attempt := 0)")
     assert [row["value"] for row in oldest] == [1.0] * 30
     assert answers.one("SELECT value FROM finals(['r'], 'm')") == {"value": 2.0}
-    answers.table("facts", [])

@@ -60,7 +60,6 @@ def test_the_declared_goal_says_which_way_is_better(answers: Any) -> None:
     answers.table("metrics", [{"run": "r", "metric": "m", "goal": "min", "offset": 1}])
     assert answers.one("FROM trend('r', 'm')")["verdict"] == "worsening"
     assert answers.one("FROM trend('r', 'm', better := 'max')")["verdict"] == "improving"
-    answers.table("metrics", [])
 
 
 def test_a_plateau_begins_where_the_improvement_ends(answers: Any) -> None:
