@@ -85,10 +85,14 @@ Item = list[Record | Framed] | Hole
 class TableLog:
     """The log in the tables under ``root``; ``runs`` limits it to these (ticks and configurations stay).
 
-    Raises BadData if there are no tables, or if a file is missing or broken.
+    Raises BadData if there are no tables, or if a file is missing or broken; SettingsError for a root that is
+    no local folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], runs: Collection[str] = ()) -> None:
+        if "://" in os.fspath(root):
+            remedy = "a replay reads Parquet files of a local folder only, so far: copy the tables"
+            raise SettingsError("storage.root", os.fspath(root), remedy)
         self.root = Path(root)
         self.runs = sorted(runs)
         self.notes: list[str] = []
@@ -437,7 +441,8 @@ class TableLog:
         if block.missing:
             self.notes.append(
                 f"{where}: {block.missing} samples of frames that log has are not in samples "
-                "(storage.retention goes by their own time): results that rest on them differ"
+                "(storage.retention goes by their own time, and a topic may go before a sink has stored all): "
+                "results that rest on them differ"
             )
         if block.doubled:
             self.notes.append(
