@@ -441,7 +441,7 @@ class TableLog:
         if block.missing:
             self.notes.append(
                 f"{where}: {block.missing} samples of frames that log has are not in samples "
-                "(storage.retention goes by their own time, and a topic may go before a sink has stored all): "
+                "(storage.retention goes by their own time, or a topic was made again too soon): "
                 "results that rest on them differ"
             )
         if block.doubled:
