@@ -79,7 +79,7 @@ def write(root: Path, files: Callable[[], Mapping[TableName, Sequence[str]]]) ->
 @functools.cache
 def _template() -> bytes:
     """A catalog of no files, made once in a process: of each new one only the tables differ, and to define
-    all views and macros takes a hundred times as long."""
+    all views and macros takes a second (CPU), the tables 0.06 [measured]."""
     with tempfile.TemporaryDirectory(prefix="driftline-catalog-") as folder:
         path = Path(folder) / _TEMPORARY
         with duckdb.connect(str(path)) as db:
