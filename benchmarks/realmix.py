@@ -75,6 +75,7 @@ def frames_of(
     process: Process, *, flush_us: int = FLUSH_US, most: int = 2_000
 ) -> Iterator[tuple[int, bytes]]:
     """(time of sending, frame) for each flush."""
+    sent = 0
     slot = (process.time_us - process.time_us[0]) // flush_us
     edges = np.flatnonzero(np.diff(slot)) + 1
     cuts = sorted({0, *edges.tolist(), *range(0, len(slot), most), len(slot)})
@@ -93,7 +94,8 @@ def frames_of(
             value=process.value[part],
             weight=np.ones(last - first),
         )
-        yield int(process.time_us[last - 1]), frames.encode(frame)
+        sent = max(sent, int(process.time_us[last - 1]))  # a file may go back in time, a process does not
+        yield sent, frames.encode(frame)
 
 
 def _id(at: int) -> str:

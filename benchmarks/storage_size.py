@@ -44,9 +44,8 @@ TURNS = 5
 def store(mix: list[realmix.Process], root: Path) -> dict[str, Any]:
     """The mix through a sink's core; bytes per sample before and after compaction, and what compaction
     cost."""
-    sent = sorted(
-        (when, at, body) for at, process in enumerate(mix) for when, body in realmix.frames_of(process)
-    )
+    sent = [(when, at, body) for at, process in enumerate(mix) for when, body in realmix.frames_of(process)]
+    sent.sort(key=lambda one: one[:2])  # stable: frames of one process stay in order
     lake = Lake(root)
     core = SinkCore(lake)
     spots = [Spot("telemetry", UUID, at) for at in range(PARTITIONS)]
@@ -60,6 +59,7 @@ def store(mix: list[realmix.Process], root: Path) -> dict[str, Any]:
             _commit(core)
     _commit(core)
     samples = sum(len(process.value) for process in mix)
+    assert sum(pq.read_metadata(file).num_rows for file in lake.files("samples")) == samples
     before = lake.size("samples") / samples
     cpu = time.process_time()
     lake.compact("samples", at_least=2, fully=True)
