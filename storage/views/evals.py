@@ -47,7 +47,8 @@ _EVAL_COST = View(
         any_value(wall_seconds) AS wall_seconds, sum(seconds) / nullif(any_value(wall_seconds), 0) AS share
     FROM results AS r LEFT JOIN wall USING (run) GROUP BY r.run, r.suite
     """,
-    "SELECT suite, evaluations, failed, seconds, latency_seconds, wall_seconds, share FROM eval_cost",
+    "SELECT suite, evaluations, failed, seconds, latency_seconds, wall_seconds, share FROM eval_cost "
+    "ORDER BY run, suite",
 )
 
 VIEWS = (
