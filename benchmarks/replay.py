@@ -31,8 +31,8 @@ from driftline.replay.player import Player
 from driftline.replay.proof import log_us, prove
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
-from driftline.storage.replay_compare import Stored
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.source import TableLog
 from driftline.storage.tables import TABLE_NAMES
 from driftline.streams.pipeline import Pipeline
 

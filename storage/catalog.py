@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -23,7 +23,8 @@ from driftline.storage.listing import read_files
 from driftline.storage.relations import identifier, source, text
 from driftline.storage.root import local
 from driftline.storage.tables import TABLES, TableName
-from driftline.storage.views import BASE_VIEW, VIEWS, statements
+from driftline.storage.views import BASE_VIEW, VIEWS, statement
+from driftline.storage.views.view import View
 
 CATALOG = "catalog.duckdb"
 _TEMPORARY = ".catalog.tmp"
@@ -34,16 +35,15 @@ _LOCK = "_catalog"
 def define(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
     """Makes or replaces all views in ``db``, over these files."""
     define_tables(db, files)
-    for statement in statements():
-        db.execute(statement)
-    for view in VIEWS:
-        kind = (
-            "VIEW"
-            if view.macro is None
-            else "MACRO TABLE"
-            if view.sql.strip().startswith("TABLE")
-            else "MACRO"
-        )
+    define_views(db, VIEWS)
+
+
+def define_views(db: duckdb.DuckDBPyConnection, views: Iterable[View]) -> None:
+    """Makes or replaces these, over the plain views of the tables and those that they rest on."""
+    for view in views:
+        db.execute(statement(view))
+        table = view.sql.strip().startswith("TABLE")
+        kind = "VIEW" if view.macro is None else "MACRO TABLE" if table else "MACRO"
         db.execute(f"COMMENT ON {kind} {identifier(view.name)} IS {text(view.says)}")
 
 

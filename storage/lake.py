@@ -27,9 +27,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from driftline.errors import BadData, Unavailable
-from driftline.storage import compaction
 from driftline.storage.alone import alone, together
-from driftline.storage.layout import writer_properties
+from driftline.storage.checking.strays import OURS, Stray, set_aside, strays
+from driftline.storage.compaction import replacing as compaction
+from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.listing import file_paths
 from driftline.storage.opening import Handles
 from driftline.storage.relations import source
@@ -39,7 +40,6 @@ from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
 from driftline.storage.store import App, Conflict
-from driftline.storage.strays import OURS, Stray, set_aside, strays
 from driftline.storage.table_log import trim
 from driftline.storage.tables import TABLES, TableName
 
@@ -167,7 +167,7 @@ class Lake:
         """Merges small files if there are ``at_least`` more than after the last time; says if it did.
 
         Rows and positions stay, and for ``keep_hours`` the old files of running readers. ``fully``: into as
-        few as can be (see :mod:`.merge_plan`). Does nothing while another process compacts the table.
+        few as can be (see :mod:`.compaction.plan`). Does nothing while another process compacts the table.
         Raises Unavailable if the folder cannot be written."""
         if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
             return False

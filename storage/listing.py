@@ -47,6 +47,21 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     return {name: found.get(name, []) for name in TABLES}
 
 
+def newest_commits(root: str | os.PathLike[str]) -> tuple[str, ...] | None:
+    """The name of the newest commit of each table, so that readers need not load logs that are as they were;
+    None where that would cost as much. (A log that is broken or gone shows when it is read.)"""
+    if is_remote(root):
+        return None
+    found = []
+    for name in TABLES:
+        try:
+            log = os.listdir(local(root) / name / "_delta_log")
+        except OSError:
+            log = []
+        found.append(max((file for file in log if file.endswith(".json")), default=""))
+    return tuple(found)
+
+
 def _remote_files(root: str) -> dict[TableName, list[str]]:
     """The same in an object store."""
     found: dict[TableName, list[str]] = {}

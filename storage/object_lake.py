@@ -29,8 +29,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.errors import BadData, Unavailable
+from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS, position
-from driftline.storage.layout import writer_properties
 from driftline.storage.objects import OPTIONS, address, connect
 from driftline.storage.opening import complete
 from driftline.storage.relations import source

@@ -8,7 +8,7 @@ the newest files.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,9 +18,11 @@ import pyarrow as pa
 
 from driftline.errors import BadData
 from driftline.storage import catalog
-from driftline.storage.listing import read_files
+from driftline.storage.listing import newest_commits, read_files
 from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.tables import TABLES, TableName
+from driftline.storage.views import VIEWS, mentioned
+from driftline.storage.views.view import View
 
 _T = TypeVar("_T")
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -28,25 +30,35 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class Catalog:
-    """A DuckDB connection of its own, in memory, with all views; use it from one thread.
-
-    ``connection`` is the DuckDB connection itself, for relations (``catalog.connection.sql("...").df()``).
-    """
+    """A DuckDB connection of its own, in memory, with all views; use it from one thread."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root: Path | str = address(root) if is_remote(root) else Path(root).absolute()
+        self._state = newest_commits(self.root)
         self._files: dict[TableName, list[str]] = read_files(self.root)
-        self.connection = connect(self.root)
-        self.connection.execute("SET python_enable_replacements = false")  # a Python variable is no table
-        self.connection.execute("SET TimeZone = 'UTC'")  # answers do not depend on where they are asked
-        self._twice(lambda: catalog.define(self.connection, self._files))
+        self._db = connect(self.root)
+        self._db.execute("SET python_enable_replacements = false")  # a Python variable is no table
+        self._db.execute("SET TimeZone = 'UTC'")  # answers do not depend on where they are asked
+        self._defined: set[str] = set()
+        self._twice(lambda: catalog.define_tables(self._db, self._files))
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The DuckDB connection itself, for relations (``catalog.connection.sql("...").df()``), with all
+        views."""
+        self._twice(lambda: self._define(VIEWS))
+        return self._db
 
     def refresh(self) -> None:
         """Shows what was committed since. Raises BadData if the tables' logs or files cannot be read."""
+        state = newest_commits(self.root)
+        if state is not None and state == self._state:
+            return
+        self._state = state
         files = read_files(self.root)
         if files != self._files:
             self._files = files
-            self._twice(lambda: catalog.define_tables(self.connection, self._files))
+            self._twice(lambda: catalog.define_tables(self._db, self._files))
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """The answer to ``sql`` as an Arrow table, on what is committed now.
@@ -83,7 +95,7 @@ class Catalog:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
 
     def close(self) -> None:
-        self.connection.close()
+        self._db.close()
 
     def __enter__(self) -> Catalog:
         return self
@@ -100,18 +112,34 @@ class Catalog:
                 return task()
             except duckdb.IOException:
                 self._files = read_files(self.root)
-                catalog.define_tables(self.connection, self._files)
+                catalog.define_tables(self._db, self._files)
                 return task()
         except duckdb.Error as error:
             raise self._explained(error) from error
 
-    def _run(self, sql: str, parameters: Parameters | None) -> pa.Table:
+    def _define(self, views: Iterable[View]) -> None:
+        """Makes what is not there yet of these."""
+        missing = [view for view in views if view.name not in self._defined]
+        catalog.define_views(self._db, missing)
+        self._defined |= {view.name for view in missing}
+
+    def _ask(self, sql: str, parameters: Parameters | None = None) -> duckdb.DuckDBPyRelation | None:
         given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
-        answer = self.connection.sql(sql, params=given or None)
+        self._define(mentioned(sql))
+        try:
+            return self._db.sql(sql, params=given or None)
+        except (duckdb.CatalogException, duckdb.BinderException):
+            if len(self._defined) == len(VIEWS):
+                raise
+            self._define(VIEWS)  # a name put together from pieces; or all of them, for the error to suggest
+            return self._db.sql(sql, params=given or None)
+
+    def _run(self, sql: str, parameters: Parameters | None) -> pa.Table:
+        answer = self._ask(sql, parameters)
         return pa.table({}) if answer is None else answer.to_arrow_table()
 
     def _reader(self, sql: str, rows: int) -> pa.RecordBatchReader:
-        answer = self.connection.sql(sql)
+        answer = self._ask(sql)
         if answer is None:
             raise BadData("this statement has no rows: give a query")
         return answer.to_arrow_reader(rows)

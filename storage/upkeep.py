@@ -17,11 +17,11 @@ from driftline.clock import SECOND_US, Clock
 from driftline.errors import Unavailable
 from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
+from driftline.storage.checking.strays import QUARANTINE
 from driftline.storage.lake import COMPACT_FILES
 from driftline.storage.lakes import AnyLake
 from driftline.storage.object_lake import ObjectLake
 from driftline.storage.remedies import told
-from driftline.storage.strays import QUARANTINE
 from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.storage.trouble import Trouble
 

@@ -51,7 +51,7 @@ PURE = (
         f"storage/{name}.py"
         for name in ("core", "memory_lake", "merge_plan", "rows", "seen", "store", "tables")
     ),
-    "storage/replay_frames.py",
+    "storage/recorded/frames.py",
     *(f"replay/{name}.py" for name in ("digest", "player")),
     *(f"importing/{name}.py" for name in ("columns", "items", "reading", "telling", "values")),
     *(

@@ -15,7 +15,7 @@ from driftline.errors import SettingsError
 from driftline.replay import episodes, labels
 from driftline.replay.backtest import backtest
 from driftline.replay.episodes import Episode
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.source import TableLog
 
 SECOND = 1_000_000
 

@@ -17,11 +17,11 @@ from driftline import frames
 from driftline.records import Framed, Output, Record
 from driftline.replay.player import Player
 from driftline.replay.proof import Proof, prove
-from driftline.storage import replay_source
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
-from driftline.storage.replay_compare import Stored
-from driftline.storage.replay_source import Hole, TableLog, run_ids
+from driftline.storage.recorded import source as replay_source
+from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.source import Hole, TableLog, run_ids
 from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
 
@@ -112,7 +112,7 @@ def test_a_row_that_is_not_as_it_was_is_named(log: Any, stored: Store) -> None:
 
 
 def replay_reach(root: Path) -> Any:
-    from driftline.storage.replay_compare import Reach
+    from driftline.storage.recorded.compare import Reach
 
     part = TableLog(root).parts()[0]
     return Reach(part.topic_uuid, part.partition, 0, part.end)

@@ -15,10 +15,10 @@ from driftline.replay.proof import prove
 from driftline.replay.repair import repair
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
-from driftline.storage.replay_compare import Stored
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.source import TableLog
+from driftline.storage.recorded.window_repair import WindowRepair
 from driftline.storage.store import Conflict
-from driftline.storage.window_repair import WindowRepair
 
 Store = Callable[..., Path]
 

@@ -16,7 +16,7 @@ from driftline.records import Framed, Record
 from driftline.replay.into_topics import FROM, SAID, TIME, copy, speed_of, target_of
 from driftline.replay.kafka_log import KafkaLog
 from driftline.replay.player import Player
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.source import TableLog
 from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
 

@@ -14,8 +14,8 @@ from driftline.cli.app import app
 from driftline.errors import SettingsError
 from driftline.replay import what_if
 from driftline.replay.backtest import Trigger
-from driftline.storage.replay_compare import Evaluation
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.compare import Evaluation
+from driftline.storage.recorded.source import TableLog
 
 
 def picked(*steps: int, run: str = "a") -> list[Trigger]:

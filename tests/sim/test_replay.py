@@ -10,8 +10,8 @@ from simulation.world import World
 from driftline.replay.proof import Proof, prove
 from driftline.storage.lake import Lake
 from driftline.storage.memory_lake import MemoryRoot
-from driftline.storage.replay_compare import Stored
-from driftline.storage.replay_source import TableLog
+from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.source import TableLog
 from driftline.storage.tables import TABLE_NAMES
 
 

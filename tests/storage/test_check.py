@@ -12,11 +12,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from driftline.records import Record
-from driftline.storage.check import check
+from driftline.storage.checking.check import check
+from driftline.storage.checking.findings import Report
+from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.core import SinkCore
-from driftline.storage.findings import Report
 from driftline.storage.lake import Lake
-from driftline.storage.layout import writer_properties
 from driftline.storage.tables import TABLES
 
 

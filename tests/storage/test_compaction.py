@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from driftline.storage import compaction, layout, merging
+from driftline.storage.compaction import layout, merging
+from driftline.storage.compaction import replacing as compaction
+from driftline.storage.compaction.plan import FULL_ROWS, PERIOD_ROWS, Piece, next_job
 from driftline.storage.lake import Lake
-from driftline.storage.merge_plan import FULL_ROWS, PERIOD_ROWS, Piece, next_job
 from driftline.storage.open import open_catalog
 from driftline.storage.tables import TABLES, TableName
 
@@ -218,12 +219,12 @@ def test_a_foreign_deletion_makes_it_give_up_and_leave_nothing(
 
 _DYING = """
 import os, sys
-from driftline.storage import compaction
+from driftline.storage.compaction import replacing as compaction
 from driftline.storage.lake import Lake
 moment, root = sys.argv[1:]
 real = {"link": os.link, "merge": compaction.merge}
 if moment == "in the merge":
-    from driftline.storage import merged
+    from driftline.storage.compaction import merged
     merged.Merged.finish = lambda self: os._exit(9)
 elif moment == "before the commit":
     os.link = lambda *names: os._exit(9)
@@ -389,7 +390,7 @@ def test_what_is_full_is_never_merged_again() -> None:
 def test_files_are_cut_between_days_so_that_retention_drops_whole_ones(
     store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("driftline.storage.merge_plan.PERIOD_ROWS", 4)
+    monkeypatch.setattr("driftline.storage.compaction.plan.PERIOD_ROWS", 4)
     assert PERIOD_ROWS > 4
     for seq in range(6):
         times = np.array([seq // 3 * DAY_US + 86_399_999_999 - at for at in (1, 0)])

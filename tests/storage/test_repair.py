@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from driftline.cli.app import app
 from driftline.records import Record
 from driftline.storage import catalog
-from driftline.storage.check import check
+from driftline.storage.checking.check import check
+from driftline.storage.checking.mend import plan, repair
+from driftline.storage.checking.strays import QUARANTINE
 from driftline.storage.core import SinkCore
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
-from driftline.storage.mend import plan, repair
 from driftline.storage.open import open_catalog
 from driftline.storage.store import Conflict
-from driftline.storage.strays import QUARANTINE
 
 
 def all_rows(root: Path) -> dict[str, list[Any]]:

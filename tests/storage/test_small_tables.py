@@ -13,7 +13,7 @@ import pyarrow as pa
 from driftline.clock import ManualClock
 from driftline.records import Record
 from driftline.settings import StorageSettings
-from driftline.storage.check import check
+from driftline.storage.checking.check import check
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog

@@ -14,9 +14,9 @@ import pytest
 from driftline.clock import ManualClock
 from driftline.settings import StorageSettings
 from driftline.storage.alone import together
+from driftline.storage.checking.strays import QUARANTINE
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
-from driftline.storage.strays import QUARANTINE
 from driftline.storage.upkeep import EVERY_US, Upkeep
 
 OURS = "part-00000-11111111-1111-1111-1111-111111111111-c000.zstd.parquet"

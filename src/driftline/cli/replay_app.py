@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from driftline.replay.labels import Incident
     from driftline.replay.proof import Window
     from driftline.settings import Settings
-    from driftline.storage.replay_source import Part, TableLog
+    from driftline.storage.recorded.source import Part, TableLog
 
     Log = TableLog | KafkaLog
     Reaches = Callable[[Part], tuple[int, int]]
@@ -86,7 +86,7 @@ def replay(
     def run() -> int:
         set_up_logging(log_level, role="replay")
         from driftline.errors import SettingsError
-        from driftline.storage.replay_source import TableLog, run_ids
+        from driftline.storage.recorded.source import TableLog, run_ids
         from driftline.streams import extensions
 
         settings = settings_of(config, bootstrap, root=root)
@@ -113,7 +113,7 @@ def replay(
 
 
 def _log(settings: Settings, runs: list[str], *, kafka: bool) -> Log:
-    from driftline.storage.replay_source import TableLog
+    from driftline.storage.recorded.source import TableLog
 
     if not kafka:
         return TableLog(settings.storage.root, runs)
@@ -138,7 +138,7 @@ def _into_topics(log: TableLog, live: KafkaSettings, prefix: str, speed: str, ou
 def _prove(where: str, log: Log, runs: list[str], window: Reaches, *, as_json: bool) -> int:
     from driftline.cli import replay_view
     from driftline.replay.proof import prove
-    from driftline.storage.replay_compare import Stored
+    from driftline.storage.recorded.compare import Stored
 
     with replay_view.progress(log.parts()) as tell:
         proof = prove(log, Stored(where, runs), runs=runs, window=window, tell=tell)
@@ -169,9 +169,9 @@ def _repair(where: str, runs: list[str], *, commit: bool, as_json: bool) -> int:
     from driftline.cli import replay_repair_view, replay_view
     from driftline.errors import Unavailable
     from driftline.replay.repair import Repair, repair
-    from driftline.storage.replay_source import TableLog
+    from driftline.storage.recorded.source import TableLog
+    from driftline.storage.recorded.window_repair import WindowRepair
     from driftline.storage.store import Conflict
-    from driftline.storage.window_repair import WindowRepair
 
     windows = WindowRepair(where)
     late = windows.runs_with_late_data()
@@ -192,8 +192,8 @@ def _repair(where: str, runs: list[str], *, commit: bool, as_json: bool) -> int:
 def _what_if(where: str, runs: list[str], text: str, *, as_json: bool) -> int:
     from driftline.cli import replay_what_if_view
     from driftline.replay import what_if
-    from driftline.storage.replay_compare import Stored
-    from driftline.storage.replay_source import TableLog
+    from driftline.storage.recorded.compare import Stored
+    from driftline.storage.recorded.source import TableLog
 
     triggers = what_if.triggers_of(text)
     own = what_if.asked(TableLog(where, runs), None, runs)
@@ -208,7 +208,7 @@ def _incidents(where: str, file: Path) -> list[Incident]:
     """Labels with the ids of their runs. Raises SettingsError."""
     from driftline.errors import SettingsError
     from driftline.replay.labels import read
-    from driftline.storage.replay_source import run_ids
+    from driftline.storage.recorded.source import run_ids
 
     try:
         text = file.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from rich.text import Text
 from driftline.cli.replay_view import plain, printer
 from driftline.replay.episodes import Episode
 from driftline.replay.repair import Repair
-from driftline.storage.window_repair import Change
+from driftline.storage.recorded.window_repair import Change
 from driftline.visible import visible
 
 

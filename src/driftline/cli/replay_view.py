@@ -15,8 +15,8 @@ from rich.text import Text
 
 from driftline.events import number
 from driftline.replay.proof import Compared, Proof
-from driftline.storage.replay_compare import Difference
-from driftline.storage.replay_source import Part
+from driftline.storage.recorded.compare import Difference
+from driftline.storage.recorded.source import Part
 from driftline.visible import visible
 
 _MAX_RUNS = 20

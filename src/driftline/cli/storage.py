@@ -17,11 +17,11 @@ from driftline.clock import SystemClock
 from driftline.errors import SettingsError
 from driftline.settings import Settings
 from driftline.storage import catalog
-from driftline.storage.check import check
-from driftline.storage.findings import Report
+from driftline.storage.checking.check import check
+from driftline.storage.checking.findings import Report
+from driftline.storage.checking.mend import Oldest, Step, plan, repair
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
-from driftline.storage.mend import Oldest, Step, plan, repair
 from driftline.storage.oldest import oldest_offsets
 from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.visible import visible

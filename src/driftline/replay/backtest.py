@@ -18,8 +18,8 @@ from driftline.records import Output
 from driftline.replay import episodes, labels
 from driftline.replay.player import Player, Source, samples_in
 from driftline.replay.proof import Outputs, Tell, compared_columns, log_us
-from driftline.storage.replay_compare import OUTPUTS, Reach, WindowCounts, window_counts
-from driftline.storage.replay_source import Part
+from driftline.storage.recorded.compare import OUTPUTS, Reach, WindowCounts, window_counts
+from driftline.storage.recorded.source import Part
 
 
 class Trigger(NamedTuple):

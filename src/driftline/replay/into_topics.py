@@ -30,7 +30,7 @@ from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Output, Record
 from driftline.replay.player import Player, Source
 from driftline.rights import in_words
-from driftline.storage.replay_source import Hole, Part
+from driftline.storage.recorded.source import Hole, Part
 from driftline.topics import TopicName
 
 TIME, FROM = "driftline-replay-time", "driftline-replay-from"

@@ -19,7 +19,7 @@ from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Record
 from driftline.rights import in_words
-from driftline.storage.replay_source import Item, Part
+from driftline.storage.recorded.source import Item, Part
 from driftline.streams.core import is_configuration
 from driftline.topics import partition_of
 

@@ -18,7 +18,7 @@ from driftline import config as configuration
 from driftline import events
 from driftline.config import PipelineConfig
 from driftline.records import Framed, Output, Record
-from driftline.storage.replay_source import Hole, Item, Part
+from driftline.storage.recorded.source import Hole, Item, Part
 from driftline.streams.core import is_configuration
 from driftline.streams.pipeline import Pipeline
 

@@ -24,8 +24,8 @@ from driftline import events
 from driftline.records import Output, Record
 from driftline.replay.digest import Digest, Digests
 from driftline.replay.player import Player, Source, samples_in
-from driftline.storage.replay_compare import OUTPUTS, Difference, OutputTable, Reach, Stored
-from driftline.storage.replay_source import Part
+from driftline.storage.recorded.compare import OUTPUTS, Difference, OutputTable, Reach, Stored
+from driftline.storage.recorded.source import Part
 from driftline.storage.rows import Rows
 from driftline.storage.rows import Source as TopicSource
 from driftline.storage.tables import TABLES, TableName

@@ -25,9 +25,9 @@ from driftline.records import Framed, Output, Record
 from driftline.replay.episodes import AlertDiff, Episodes, compare
 from driftline.replay.player import Player, Source
 from driftline.replay.proof import Outputs, Tell, compared_columns
-from driftline.storage.replay_compare import OUTPUTS, Reach
-from driftline.storage.replay_source import Hole
-from driftline.storage.window_repair import Change, WindowRepair
+from driftline.storage.recorded.compare import OUTPUTS, Reach
+from driftline.storage.recorded.source import Hole
+from driftline.storage.recorded.window_repair import Change, WindowRepair
 
 MAX_LATE_SAMPLES = 5_000_000
 """Held in memory, 45 bytes each."""

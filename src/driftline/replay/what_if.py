@@ -23,7 +23,7 @@ from driftline.errors import BadRecord, SettingsError
 from driftline.records import Record
 from driftline.replay.backtest import Trigger
 from driftline.replay.player import Player, Source
-from driftline.storage.replay_compare import Evaluation
+from driftline.storage.recorded.compare import Evaluation
 
 
 class Drop(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 
 from driftline.storage.relations import SQL_TYPES, identifier
 from driftline.storage.tables import TABLES, TableName
-from driftline.storage.views import BASE_VIEW, statements
+from driftline.storage.views import BASE_VIEW, VIEWS, statement
 
 T0 = 1_700_000_000_000_000
 UUID = "11111111-1111-1111-1111-111111111111"
@@ -33,8 +33,8 @@ class Tables:
         for name, table in TABLES.items():
             columns = ", ".join(f"{identifier(c.name)} {SQL_TYPES[c.type]}" for c in table.columns)
             self.db.execute(f"CREATE TABLE {identifier(BASE_VIEW.get(name, name))} ({columns})")
-        for statement in statements():
-            self.db.execute(statement)
+        for view in VIEWS:
+            self.db.execute(statement(view))
 
     def add(self, name: TableName, rows: Iterable[dict[str, Any]]) -> None:
         """Rows by column; what they leave out is null. Times are microseconds."""

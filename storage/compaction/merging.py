@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from driftline.storage.merge_plan import DAY_US, cuts
-from driftline.storage.merged import Merged
+from driftline.storage.compaction.merged import Merged
+from driftline.storage.compaction.plan import DAY_US, cuts
 from driftline.storage.relations import identifier, path
 from driftline.storage.tables import TABLES, TableName
 
@@ -56,7 +56,7 @@ class Unsorted(Exception):
 def merge(name: TableName, sources: Sequence[Path], new_file: NewFile, *, stays: bool) -> list[Path]:
     """Writes the rows of ``sources`` (oldest first) into new files, sorted, and gives these.
 
-    The files are cut between days (:func:`~driftline.storage.merge_plan.cuts`) and by size. If it raises
+    The files are cut between days (:func:`~driftline.storage.compaction.plan.cuts`) and by size. If it raises
     (OSError, duckdb.Error, pa.ArrowException), whoever calls removes all that ``new_file`` gave.
     """
     known = _Known(name, sources)

@@ -19,10 +19,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from driftline.storage.alone import alone
-from driftline.storage.findings import Finding
+from driftline.storage.checking.findings import Finding
+from driftline.storage.checking.strays import Stray, strays
 from driftline.storage.listing import file_paths
 from driftline.storage.remedies import fault_of, told
-from driftline.storage.strays import Stray, strays
 from driftline.storage.table_log import empty_commit
 from driftline.storage.tables import TABLES, TableName
 

@@ -36,8 +36,8 @@ from driftline.errors import BadData, SettingsError
 from driftline.frames import NO_STEP, Frame
 from driftline.records import Framed, Record
 from driftline.storage.listing import read_files
+from driftline.storage.recorded.frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
 from driftline.storage.relations import source
-from driftline.storage.replay_frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
 from driftline.storage.tables import TableName
 
 SAMPLES = 2_000_000

@@ -18,9 +18,9 @@ from driftline.errors import BadData
 from driftline.storage import catalog
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
+from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.source import Part
 from driftline.storage.relations import identifier, path, source
-from driftline.storage.replay_compare import Stored
-from driftline.storage.replay_source import Part
 from driftline.storage.tables import TABLES
 
 _KEYS = ("run", "attempt", "axis", "span", "group", "metric", "start", "end")

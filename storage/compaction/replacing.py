@@ -30,9 +30,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from driftline.errors import Unavailable
-from driftline.storage.layout import bare_schema
-from driftline.storage.merge_plan import DAY_US, Job, Piece, next_job
-from driftline.storage.merging import DAY, merge
+from driftline.storage.compaction.layout import bare_schema
+from driftline.storage.compaction.merging import DAY, merge
+from driftline.storage.compaction.plan import DAY_US, Job, Piece, next_job
 from driftline.storage.remedies import told
 from driftline.storage.tables import TABLES, TableName, sorts_well
 
@@ -50,8 +50,8 @@ def can_compact(handle: DeltaTable, name: TableName) -> bool:
 
 
 def compact(handle: DeltaTable, folder: Path, name: TableName, *, fully: bool = False) -> bool:
-    """Merges files of the table until :func:`~driftline.storage.merge_plan.next_job` finds no more to do;
-    says if anything changed.
+    """Merges files of the table until :func:`~driftline.storage.compaction.plan.next_job` finds no more to
+    do; says if anything changed.
 
     ``handle`` must be fresh, and no other compaction or deletion may run in this folder (the caller's
     locks); it shows the new files afterwards. Appends of others are no obstacle. Raises OSError,

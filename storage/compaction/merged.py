@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from driftline.storage.layout import ROW_GROUP, open_writer
-from driftline.storage.merge_plan import CUT_BYTES, CUT_ROWS, DAY_US
+from driftline.storage.compaction.layout import ROW_GROUP, open_writer
+from driftline.storage.compaction.plan import CUT_BYTES, CUT_ROWS, DAY_US
 from driftline.storage.tables import TableName
 
 _GROUP_BYTES = 64 * 1024 * 1024

@@ -1,7 +1,7 @@
 """``driftline storage check``: are the tables whole, and do their rows equal what the offsets promise.
 
 Reads only, safe beside running sinks and readers: files and positions are those of one moment per table, and
-a table that is ahead of another is compared as far as both go. Memory is bounded (see :mod:`.check_rows`).
+a table that is ahead of another is compared as far as both go. Memory is bounded (see :mod:`.checking.rows`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Protocol
 import duckdb
 
 from driftline.errors import BadData
-from driftline.storage.check_files import TableFiles, check_files, load
-from driftline.storage.check_rows import RowCheck
-from driftline.storage.findings import Finding, Report, Verdict
+from driftline.storage.checking.files import TableFiles, check_files, load
+from driftline.storage.checking.findings import Finding, Report, Verdict
+from driftline.storage.checking.rows import RowCheck
 from driftline.storage.remedies import told
 from driftline.storage.root import local
 from driftline.storage.tables import TABLES, TableName

@@ -1,4 +1,4 @@
-"""``driftline storage repair``: mends what :mod:`.check` finds, and says what that costs.
+"""``driftline storage repair``: mends what :mod:`.checking.check` finds, and says what that costs.
 
     a torn end of a table's log       set aside (".torn"); the sink stores its rows again
     a file that is missing or broken  taken out of the table, and kept in the quarantine
@@ -22,13 +22,13 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from driftline.storage.check import Watcher, checked
-from driftline.storage.check_files import TableFiles
+from driftline.storage.checking.check import Watcher, checked
+from driftline.storage.checking.files import TableFiles
+from driftline.storage.checking.findings import Bad, Report, in_words, without
+from driftline.storage.checking.strays import QUARANTINE, set_aside
 from driftline.storage.core import Spot
-from driftline.storage.findings import Bad, Report, in_words, without
 from driftline.storage.lake import Lake
 from driftline.storage.root import local
-from driftline.storage.strays import QUARANTINE, set_aside
 from driftline.storage.table_log import set_aside_torn_end
 from driftline.storage.tables import FEEDS, TABLES, TableName
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import duckdb
 import pyarrow as pa
 
-from driftline.storage.findings import MOST, Bad, Finding, ranges, without
+from driftline.storage.checking.findings import MOST, Bad, Finding, ranges, without
 from driftline.storage.relations import identifier, source
 from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, ROWS_OF, TABLES, TableName
