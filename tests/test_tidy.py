@@ -47,10 +47,7 @@ PURE = (
     ),
     *(f"{name}.py" for name in ("topics", "units", "window_rows", "identity", "connection")),
     *(f"settings_{name}.py" for name in ("build", "derived", "read", "rules", "schema")),
-    *(
-        f"storage/{name}.py"
-        for name in ("core", "memory_lake", "merge_plan", "rows", "seen", "store", "tables")
-    ),
+    *(f"storage/{name}.py" for name in ("core", "memory_lake", "rows", "seen", "store", "tables")),
     "storage/recorded/frames.py",
     *(f"replay/{name}.py" for name in ("digest", "player")),
     *(f"importing/{name}.py" for name in ("columns", "items", "reading", "telling", "values")),
@@ -69,6 +66,7 @@ PURE = (
             "words",
         )
     ),
+    "storage/compaction/plan.py",
     "cli/watch_state.py",
     "cli/watch_view.py",
 )
