@@ -133,7 +133,7 @@ def prometheus(rows: pa.Table, folder: Path) -> tuple[float, int]:
     with text.open("w") as out:
         out.write("# TYPE sample gauge\n")
         for (run, rank, metric), points in series.items():
-            for at, value in points.items():
+            for at, value in sorted(points.items()):
                 labels = f'run="{run}",rank="{rank}",metric="{metric}"'
                 out.write(f"sample{{{labels}}} {value!r} {at / 1000:.3f}\n")
         out.write("# EOF\n")
