@@ -32,7 +32,7 @@ from driftline.storage.tables import TABLES, TableName
 BUDGET_BYTES = 32 * 1024 * 1024
 """Of batches in memory, about."""
 SORTED_PIECE_ROWS = 500_000
-_MOST_BATCH, _LEAST_BATCH = 32_768, 256
+_MOST_BATCH, _LEAST_BATCH = 32_768, 16
 _KEY_BITS = 63
 _HIGHEST = 2**63 - 1
 DAY: dict[TableName, str] = {"samples": "time", "log": "received"}

@@ -21,6 +21,7 @@ CUT_BYTES = 128 * 1024 * 1024
 """No file gets more."""
 JOB_ROWS = 32_000_000
 JOB_FILES = 48
+JOB_BYTES = 512 * 1024 * 1024
 """What is merged in one go."""
 SMALL_ROWS = 50_000
 """Files so small are always worth merging."""
@@ -81,17 +82,18 @@ def next_job(pieces: Sequence[Piece], *, fully: bool = False) -> Job | None:
 def _chosen(period: Iterable[Piece], growth: int | None) -> list[Piece]:
     """The smallest files of a period that are worth merging."""
     chosen: list[Piece] = []
-    rows = 0
+    rows = size = 0
     for piece in sorted((p for p in period if not p.full), key=lambda p: (p.rows, p.path)):
         small = piece.rows <= SMALL_ROWS or growth is None or piece.rows <= growth * rows
-        room = len(chosen) < JOB_FILES and rows + piece.rows <= JOB_ROWS
+        room = len(chosen) < JOB_FILES and rows + piece.rows <= JOB_ROWS and size + piece.bytes <= JOB_BYTES
         if chosen and not (small and room):
             if growth is None or not room or len(chosen) > 1:
                 break
             chosen = []  # one small file alone: perhaps larger ones fit each other
-            rows = 0
+            rows = size = 0
         chosen.append(piece)
         rows += piece.rows
+        size += piece.bytes
     return chosen
 
 

@@ -19,9 +19,10 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
@@ -34,11 +35,13 @@ from driftline.storage.compaction.layout import bare_schema
 from driftline.storage.compaction.merging import DAY, merge
 from driftline.storage.compaction.plan import DAY_US, Job, Piece, next_job
 from driftline.storage.remedies import told
-from driftline.storage.tables import TABLES, TableName, sorts_well
+from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 
 _TRIES = 1_000
 _CHECKPOINT_EVERY = 100
 """Commits, as delta-rs does."""
+_SETTLED_S = 600
+"""What was written longer ago is on the disk by itself."""
 _LONGEST_TEXT = 256
 """Longer smallest and largest texts are not told."""
 
@@ -76,7 +79,12 @@ def pieces_of(handle: DeltaTable, folder: Path, name: TableName) -> list[Piece]:
     day = DAY.get(name)
     days = [f"{end}.{day}" for end in ("min", "max")]
     columns = ["path", "num_records", "size_bytes", "modification_time"]
-    found = actions.select([*columns, *(end for end in days if end in actions.column_names)]).to_pylist()
+    told_days = [end for end in days if end in actions.column_names]
+    chosen = actions.select([*columns, *told_days])
+    for end in told_days:
+        at = chosen.schema.get_field_index(end)
+        chosen = chosen.set_column(at, end, chosen.column(end).cast(TIME).cast(pa.int64()))
+    found = chosen.to_pylist()
     made = []
     for action in sorted(found, key=lambda action: (action["modification_time"], action["path"])):
         file = str(action["path"])
@@ -90,8 +98,8 @@ def pieces_of(handle: DeltaTable, folder: Path, name: TableName) -> list[Piece]:
     return made
 
 
-def _day(instant: datetime | None) -> int | None:
-    return None if instant is None else int(instant.timestamp() * 1_000_000) // DAY_US
+def _day(instant_us: int | None) -> int | None:
+    return None if instant_us is None else instant_us // DAY_US
 
 
 def _do(handle: DeltaTable, folder: Path, name: TableName, job: Job) -> list[Path]:
@@ -102,54 +110,90 @@ def _do(handle: DeltaTable, folder: Path, name: TableName, job: Job) -> list[Pat
         asked.append(folder / f"part-00000-{uuid.uuid4()}-c000.zstd.parquet")
         return asked[-1]
 
-    landed = False
     try:
         sources = [folder / piece.path for piece in job.pieces]
         files = merge(name, sources, new_file, stays=job.stays)
-        landed = replace_files(handle, folder, name, job.pieces, files)
-        return files if landed else []
-    except (pa.ArrowException, duckdb.Error) as error:
-        raise Unavailable(f"table {name} in {folder.parent} cannot be compacted: {told(error)}") from error
-    finally:
-        if not landed:
-            for file in asked:
-                file.unlink(missing_ok=True)
+        staged = _staged(folder, name, job.pieces, files)
+    except BaseException as error:
+        _remove(asked)
+        if isinstance(error, pa.ArrowException | duckdb.Error):
+            line = f"table {name} in {folder.parent} cannot be compacted: {told(error)}"
+            raise Unavailable(line) from error
+        raise
+    # From here on an error or a signal may come after the commit: then only the log can tell whose files
+    # these are, and whoever called asks it.
+    if replace_files(handle, folder, staged, job.pieces):
+        return files
+    _remove(asked)
+    return []
 
 
-def replace_files(
-    handle: DeltaTable, folder: Path, name: TableName, old: Sequence[Piece], new: Sequence[Path]
-) -> bool:
-    """Commits that ``new`` files hold the rows of the ``old`` ones; False if the table no longer has all of
-    these.
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
-    Raises OSError if the log cannot be written."""
+
+def _staged(folder: Path, name: TableName, old: Sequence[Piece], new: Sequence[Path]) -> Path:
+    """The commit that ``new`` files hold the rows of the ``old`` ones, beside the log and on the disk. Raises
+    OSError."""
     now_ms = time.time_ns() // 1_000_000
     lines: list[dict[str, Any]] = [_info(now_ms, old, new)]
-    lines += [_remove(piece, now_ms) for piece in old]
+    lines += [_removal(piece, now_ms) for piece in old]
     lines += [_add(file, name, now_ms) for file in new]
     body = "".join(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
-    log = folder / "_delta_log"
-    temporary = log / f".compaction-{uuid.uuid4()}.tmp"
+    temporary = folder / "_delta_log" / f".compaction-{uuid.uuid4()}.tmp"
     try:
         _write(temporary, body.encode())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def replace_files(handle: DeltaTable, folder: Path, staged: Path, old: Sequence[Piece]) -> bool:
+    """Commits what is staged; False if the table no longer has all of the ``old`` files.
+
+    Raises OSError or DeltaError, perhaps after the commit."""
+    log = folder / "_delta_log"
+    try:
         for _ in range(_TRIES):
             if not {piece.path for piece in old} <= set(_active(handle)):
                 return False
+            version = handle.version() + 1
+            _settle(folder, handle)
             try:
-                version = handle.version() + 1
-                os.link(temporary, log / f"{version:020d}.json")
+                os.link(staged, log / f"{version:020d}.json")
                 break
             except FileExistsError:
+                if staged.stat().st_nlink > 1:
+                    break  # a file server did it, and was asked again since its answer was lost
                 handle.update_incremental()
         else:
             return False
     finally:
-        temporary.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)
     handle.update_incremental()
     if (version + 1) % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError):  # the next one will do
             handle.create_checkpoint()
     return True
+
+
+def _settle(folder: Path, handle: DeltaTable) -> None:
+    """Brings to the disk what others committed lately and delta-rs did not wait for.
+
+    Our commit waits for the disk. If it came there before an older one, a power cut would leave a torn commit
+    below a whole one: not the end of the log, which can be given up, but a hole, which cannot."""
+    log = folder / "_delta_log"
+    version = handle.version()
+    recent = [log / f"{at:020d}.json" for at in range(max(0, version - _CHECKPOINT_EVERY), version + 1)]
+    since = time.time() - _SETTLED_S
+    for file in [*(folder / unquote(path) for path in _active(handle)), *recent, log, folder]:
+        try:
+            if file.is_dir() or file.stat().st_mtime > since:
+                _sync(file)
+        except FileNotFoundError:
+            continue  # behind a checkpoint, or missing for long
 
 
 def _active(handle: DeltaTable) -> Iterable[str]:
@@ -161,6 +205,14 @@ def _write(file: Path, body: bytes) -> None:
         out.write(body)
         out.flush()
         os.fsync(out.fileno())
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _info(now_ms: int, old: Sequence[Piece], new: Sequence[Path]) -> dict[str, Any]:
@@ -176,7 +228,7 @@ def _info(now_ms: int, old: Sequence[Piece], new: Sequence[Path]) -> dict[str, A
     }
 
 
-def _remove(piece: Piece, now_ms: int) -> dict[str, Any]:
+def _removal(piece: Piece, now_ms: int) -> dict[str, Any]:
     return {
         "remove": {
             "path": piece.path,
@@ -206,13 +258,13 @@ def _add(file: Path, name: TableName, now_ms: int) -> dict[str, Any]:
 def _statistics(file: Path, name: TableName) -> dict[str, Any]:
     """What Delta tells readers of a file: rows, smallest and largest values, nulls; of no float column."""
     found = pq.read_metadata(file)
-    told_of = {column.name for column in TABLES[name].columns if sorts_well(column)}
+    kinds = {column.name: column.type for column in TABLES[name].columns if sorts_well(column)}
     lows: dict[str, Any] = {}
     highs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     for at in range(found.num_columns):
         column = found.schema.column(at).path
-        if column not in told_of:
+        if column not in kinds:
             continue
         parts = [found.row_group(group).column(at).statistics for group in range(found.num_row_groups)]
         if any(part is None for part in parts):
@@ -222,14 +274,26 @@ def _statistics(file: Path, name: TableName) -> dict[str, Any]:
         ends = [part for part in parts if part.has_min_max]
         whole = all(part.has_min_max or part.num_values == 0 for part in parts)
         if ends and whole:
-            low, high = min(part.min for part in ends), max(part.max for part in ends)
-            if not any(isinstance(end, str) and len(end) > _LONGEST_TEXT for end in (low, high)):
-                lows[column], highs[column] = _plain(low), _plain(high)
+            low = _plain(min(part.min_raw for part in ends), kinds[column])
+            high = _plain(max(part.max_raw for part in ends), kinds[column])
+            if low is not None and high is not None:
+                lows[column], highs[column] = low, high
     return {"numRecords": found.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
 
 
-def _plain(value: Any) -> Any:
-    """A value as Delta's JSON has it."""
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A raw value as Delta's JSON has it; None for a text that is too long and an instant that has no date.
+
+    >>> _plain(b"a", pa.utf8()), _plain(-1, TIME), _plain(2**63 - 1, TIME)
+    ('a', '1969-12-31T23:59:59.999999Z', None)
+    """
+    if isinstance(value, bytes):
+        text = value.decode()
+        return text if len(text) <= _LONGEST_TEXT else None
+    if kind.equals(TIME):
+        try:
+            moment = datetime(1970, 1, 1) + timedelta(microseconds=value)
+        except OverflowError:
+            return None
+        return moment.isoformat(timespec="microseconds") + "Z"
     return value

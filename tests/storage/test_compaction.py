@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -20,9 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from driftline.errors import Unavailable
 from driftline.storage.compaction import layout, merging
 from driftline.storage.compaction import replacing as compaction
-from driftline.storage.compaction.plan import FULL_ROWS, PERIOD_ROWS, Piece, next_job
+from driftline.storage.compaction.plan import FULL_ROWS, JOB_BYTES, PERIOD_ROWS, Piece, next_job
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.tables import TABLES, TableName
@@ -256,6 +258,86 @@ def test_a_compaction_that_is_killed_loses_doubles_and_leaves_nothing(
     assert here == set(store.lake.files("samples"))
 
 
+@pytest.mark.parametrize("trouble", [KeyboardInterrupt(), OSError(5, "Input/output error")])
+def test_trouble_after_the_commit_takes_none_of_the_tables_files(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch, trouble: BaseException
+) -> None:
+    """Ctrl-C, or a log that cannot be read at once, when the commit has landed."""
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    link = os.link
+
+    def landed(*names: Any) -> None:
+        link(*names)
+        raise trouble
+
+    monkeypatch.setattr(os, "link", landed)
+    with pytest.raises((KeyboardInterrupt, Unavailable)):
+        store.lake.compact("samples", at_least=2)
+    monkeypatch.undo()
+    assert len(Lake(store.root).files("samples")) == 1
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(4, 6.0)]
+
+
+def test_a_commit_that_a_file_server_calls_taken_though_it_is_ours_counts(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a link was lost, the client asked again, and the name was taken: by itself."""
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    link = os.link
+
+    def asked_twice(*names: Any) -> None:
+        link(*names)
+        link(*names)
+
+    monkeypatch.setattr(os, "link", asked_twice)
+    assert store.lake.compact("samples", at_least=2)
+    assert store.ask("SELECT count(*), sum(value) FROM samples") == [(4, 6.0)]
+    assert len(store.lake.files("samples")) == 1
+
+
+def test_what_others_committed_is_on_the_disk_before_a_compaction_is(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs waits for no disk, a compaction does. After a power cut its commit must not stand above a torn
+    one, which no sink could set aside."""
+    for seq in range(4):
+        store.put("telemetry", make.frame(seq, {"loss": [float(seq)]}, step=seq))
+    log = store.root / "samples" / "_delta_log"
+    needed = {*map(str, log.glob("*.json")), *store.lake.files("samples"), str(log)}
+    settled: set[str] = set()
+    fsync, link = os.fsync, os.link
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        settled.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def commit(*names: Any) -> None:
+        assert needed <= settled
+        link(*names)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "link", commit)
+    assert store.lake.compact("samples", at_least=2)
+
+
+@pytest.mark.parametrize("time", [-(2**63), -(2**63) + 1, -62_200_000_000_000_000, 2**63 - 1])
+def test_an_instant_that_no_calendar_has_is_compacted_like_any_other(tmp_path: Path, time: int) -> None:
+    """A process may log any number as its time; one that Python has no date for must not end the sink."""
+    lake = Lake(tmp_path)
+    row = some_rows("samples", 1, 0)
+    at = row.schema.get_field_index("time")
+    row = row.set_column(
+        at, row.schema.field(at), pa.array([time], pa.int64()).cast(row.schema.field(at).type)
+    )
+    for seq in range(3):
+        lake.commit("samples", row, {"u/0": seq - 1}, {"u/0": seq})
+    assert lake.compact("samples", at_least=2)
+    assert read(lake, "samples").column("time").cast(pa.int64()).to_pylist() == [time] * 3
+    assert lake.delete("samples", "\"time\" < '2020-01-01T00:00:00.000000Z'") == (3 if time < 0 else 0)
+
+
 def test_appends_compactions_and_readers_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     """Two sinks append, two compact, and a reader counts: no row is seen twice, none is missing again."""
     writers, commits = 2, 15
@@ -380,6 +462,14 @@ def test_days_with_few_rows_share_a_file() -> None:
     assert len(table.pieces) < 15
     table.compact(fully=True)
     assert len(table.pieces) == 1
+
+
+def test_few_rows_that_are_large_are_not_all_merged_at_once() -> None:
+    """Of each file a row group is in memory."""
+    job = next_job([Piece(str(at), 100, 60 * 1024 * 1024) for at in range(48)], fully=True)
+    assert job is not None
+    assert len(job.pieces) > 1
+    assert sum(piece.bytes for piece in job.pieces) <= JOB_BYTES
 
 
 def test_what_is_full_is_never_merged_again() -> None:
