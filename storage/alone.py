@@ -1,6 +1,7 @@
 """One at a time, over all processes that share a folder: a file lock, freed when its process ends.
 
-Or several that do one thing, while nobody does another: :func:`together`, of the same file.
+Or several that do one thing, while nobody does another: :func:`together`, of the same file. Files are opened
+for reading and writing, since NFS gives the one lock only to readers and the other only to writers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[bool]:
     """Whether nobody else holds the lock file ``path``; if so, nobody does until the block ends."""
-    with path.open("w") as file:
+    with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -27,7 +28,7 @@ def alone(path: Path) -> Iterator[bool]:
 @contextlib.contextmanager
 def together(path: Path) -> Iterator[None]:
     """Until the block ends nobody is :func:`alone` with ``path``; waits a second. Raises OSError."""
-    with path.open("w") as file:
+    with path.open("a+") as file:
         for tries in range(50, -1, -1):
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

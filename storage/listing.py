@@ -13,7 +13,7 @@ from driftline.errors import BadData
 from driftline.storage.objects import OPTIONS, address, is_remote
 from driftline.storage.remedies import fault_of, told
 from driftline.storage.root import local
-from driftline.storage.table_log import empty_commit
+from driftline.storage.table_log import COMMIT, empty_commit
 from driftline.storage.tables import TABLES, TableName
 
 EMPTY = (
@@ -58,7 +58,7 @@ def newest_commits(root: str | os.PathLike[str]) -> tuple[str, ...] | None:
             log = os.listdir(local(root) / name / "_delta_log")
         except OSError:
             log = []
-        found.append(max((file for file in log if file.endswith(".json")), default=""))
+        found.append(max(filter(COMMIT.fullmatch, log), default=""))
     return tuple(found)
 
 

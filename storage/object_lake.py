@@ -161,6 +161,7 @@ class ObjectLake:
                 commit_properties=CommitProperties(app_transactions=cutoff),
             ),
         )
+        self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
 
     def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:

@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 from deltalake.fs import DeltaStorageHandler
 
 from driftline.errors import SettingsError
+from driftline.storage.root import without_secret
 
 SCHEMES = ("s3",)
 OPTIONS = {"conditional_put": "etag"}
@@ -37,7 +38,7 @@ def address(root: str | os.PathLike[str]) -> str:
     text = os.fspath(root).rstrip("/")
     found = urlsplit(text)
     if found.scheme not in SCHEMES:
-        raise SettingsError("storage.root", text, "name a local folder or s3://bucket/prefix")
+        raise SettingsError("storage.root", without_secret(text), "name a local folder or s3://bucket/prefix")
     if not found.netloc or found.username or found.query:
         raise SettingsError(
             "storage.root",

@@ -35,10 +35,20 @@ def local(root: str | os.PathLike[str]) -> Path:
     """The absolute path of a root that delta-rs and DuckDB can both use. Raises SettingsError."""
     text = os.fspath(root)
     if "://" in text:
-        raise SettingsError("storage.root", text, "this works on a local folder only")
+        raise SettingsError("storage.root", without_secret(text), "this works on a local folder only")
     path = Path(text).absolute()
     bad = sorted(set(str(path)) & _BAD_CHARACTERS)
     if bad:
         shown = " ".join(repr(character)[1:-1] for character in bad)
         raise SettingsError("storage.root", text, f"no table can be below a folder with {shown} in its name")
     return path
+
+
+def without_secret(address: str) -> str:
+    """An address for a line that others may read.
+
+    >>> without_secret("s3://bucket/prefix"), without_secret("https://name:password@host/x")
+    ('s3://bucket/prefix', 'https://...')
+    """
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://..." if set(rest) & set("@?#") else address

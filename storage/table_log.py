@@ -18,7 +18,7 @@ import json
 import re
 from pathlib import Path
 
-_COMMIT = re.compile(r"\d{20}\.json")
+COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _MAGIC = b"PAR1"
 KEEP_LOG_S = 600
@@ -83,7 +83,7 @@ def trim(folder: Path, now_s: float) -> int:
     old = [name for name in checkpoints[:-1] if now_s - (log / name).stat().st_mtime > KEEP_LOG_S]
     if not old or not (_is_parquet(log / old[-1]) and _is_parquet(log / checkpoints[-1])):
         return 0
-    kinds = (_COMMIT, _CHECKPOINT)
+    kinds = (COMMIT, _CHECKPOINT)
     gone = [n for n in names if any(kind.fullmatch(n) for kind in kinds) and int(n[:20]) < int(old[-1][:20])]
     for name in gone:
         (log / name).unlink(missing_ok=True)  # another sink may trim too
@@ -93,7 +93,7 @@ def trim(folder: Path, now_s: float) -> int:
 def _commits(names: list[str]) -> list[str]:
     """Those after the last checkpoint, in order."""
     last = max((int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))), default=-1)
-    return [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > last]
+    return [name for name in names if COMMIT.fullmatch(name) and int(name[:20]) > last]
 
 
 def _is_commit(path: Path) -> bool:

@@ -8,6 +8,7 @@ named. Nothing is changed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,14 @@ Progress = Callable[[int, str], None]
 _BATCH_ROWS = 65_536
 _ALONE_S = 3.0
 _MEND = "bring it back from a copy, or let driftline storage repair take it out of the table"
+
+
+_AGAIN = "that says nothing of the file: mend what it says, and check again"
+
+
+class _NotNow(Exception):
+    """A file that could not be looked at (rights, open files, a server that is away, memory). Perhaps it
+    is whole, so no repair may take it out of the table."""
 
 
 @dataclass
@@ -80,7 +89,11 @@ def check_files(root: Path, table: TableFiles, *, quick: bool, progress: Progres
     """Looks at every listed file, and at what lies beside them."""
     findings = []
     for file in list(table.files):
-        wrong = _wrong(Path(file), table.name, quick=quick)
+        try:
+            wrong = _wrong(Path(file), table.name, quick=quick)
+        except _NotNow as error:
+            findings.append(Finding(table.name, "file", True, f"{file} {error}", _AGAIN))
+            continue
         if wrong is not None and not _still_listed(root, table, file):
             table.files.remove(file)
             continue
@@ -131,8 +144,13 @@ def _wrong(path: Path, name: TableName, *, quick: bool) -> str | None:
                 return f"has {rows:,} rows, and its footer says {file.metadata.num_rows:,}"
     except FileNotFoundError:
         return "is part of the table and missing"
+    except MemoryError as error:
+        raise _NotNow("cannot be read: there is too little memory") from error
     except (OSError, pa.ArrowException) as error:
-        return f"cannot be read: {told(error)}"
+        says = f"cannot be read: {told(error)}"
+        if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
+            raise _NotNow(says) from error
+        return says
     return None
 
 

@@ -4,7 +4,8 @@
     0 bytes                          "empty"
     *.parquet without both its ends  "torn"
     .x.parquet, _x, x.parquet.tmp    of something that writes or was killed ("unfinished")
-    part-* with another ending       of another writer of Delta tables, which may be about to commit ("delta")
+    part-* with another ending       of another writer of Delta tables, which may be about to commit ("delta";
+                                     until then it is empty, torn or unfinished, too)
     any other *.parquet              "foreign"
     anything else                    "other"; it can be taken for rows by nobody, and stays
 
@@ -42,9 +43,9 @@ class Stray(NamedTuple):
     @property
     def movable(self) -> bool:
         """Whether it may be set aside while others write: it is certainly of no commit on its way."""
-        return self.kind in ("empty", "torn", "unfinished", "foreign") or (
-            self.kind == "delta" and self.age_s > DELTA_AGE_S
-        )
+        if self.path.name.startswith("part-"):  # of another writer of Delta tables, whole or not yet
+            return self.kind not in ("ours", "other") and self.age_s > DELTA_AGE_S
+        return self.kind in ("empty", "torn", "unfinished", "foreign")
 
 
 def strays(folder: Path, known: Collection[str], now_s: float) -> list[Stray]:
@@ -52,8 +53,11 @@ def strays(folder: Path, known: Collection[str], now_s: float) -> list[Stray]:
     found = [stray for entry in _files(folder) if (stray := _stray(entry, known, now_s)) is not None]
     for entry in _files(folder / "_delta_log"):
         if not _OF_LOG.fullmatch(entry.name) and entry.name != "_last_checkpoint":
-            size = entry.stat().st_size
-            age = now_s - entry.stat().st_mtime
+            try:
+                state = entry.stat()
+            except FileNotFoundError:
+                continue  # of a commit that has just landed
+            size, age = state.st_size, now_s - state.st_mtime
             left = not size and age > LOG_AGE_S  # a younger one may become a commit
             found.append(Stray(Path(entry.path), "empty" if left else "other", size, age))
     return sorted(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from driftline.errors import BadData, SettingsError
-from driftline.storage.alone import together
+from driftline.storage.alone import alone, together
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
 from driftline.storage.open import open_catalog
@@ -280,6 +281,23 @@ def test_columns_that_came_later_are_added_to_tables_of_earlier_versions(
 def test_readers_of_a_folder_without_tables_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="no tables"):
         read_files(tmp_path)
+
+
+@pytest.mark.parametrize("lock", [alone, together])
+def test_locks_are_open_for_reading_and_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: Any
+) -> None:
+    """NFS gives a shared lock only on what is open for reading, an exclusive one only for writing."""
+    modes = []
+    flock = fcntl.flock
+
+    def asked(file: Any, how: int) -> None:
+        modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", asked)
+    with lock(tmp_path / "lock"):
+        assert modes == [os.O_RDWR]
 
 
 def test_importing_the_sdk_loads_no_storage_library() -> None:

@@ -215,13 +215,24 @@ def test_a_store_that_is_away_is_one_line_without_the_secret(
         assert root in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["http://host/x", "s3://", "s3://key:secret@bucket/x", "ftp://bucket/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://host/x",
+        "s3://",
+        "s3://key:secret@bucket/x",
+        "ftp://bucket/x",
+        "https://key:secret@bucket/x",
+        "s3a://key:secret@bucket/x",
+    ],
+)
 def test_an_address_that_is_none_is_refused_without_repeating_a_secret(text: str) -> None:
     with pytest.raises(SettingsError, match=r"storage\.root") as caught:
         address(text)
     assert "secret@" not in str(caught.value)
-    with pytest.raises(SettingsError):
+    with pytest.raises(SettingsError) as caught:
         Lake(text)
+    assert "secret@" not in str(caught.value)
 
 
 def test_nothing_there_is_one_line(root: str) -> None:

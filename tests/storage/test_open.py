@@ -53,6 +53,17 @@ def test_a_query_sees_what_was_committed_since_the_catalog_was_opened(store: Any
         assert catalog.rows("SELECT count(*) FROM samples") == [(1,)]
 
 
+def test_a_foreign_file_in_a_log_hides_no_commit(store: Any, make: Any) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    (store.root / "samples" / "_delta_log" / "notes.json").write_text("{}")
+    with open_catalog(store.root) as catalog:
+        store.put("telemetry", make.frame(1, {"loss": [1.0]}, step=1))
+        (store.root / "log" / "_delta_log" / "zzz.json").write_text("{}")
+        assert catalog.rows("SELECT count(*) FROM samples") == [(2,)]
+        store.put("telemetry", make.frame(2, {"loss": [1.0]}, step=2))
+        assert catalog.rows("SELECT count(*) FROM samples") == [(3,)]
+
+
 def test_a_query_is_tried_again_on_a_file_that_was_cleaned_away(
     store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

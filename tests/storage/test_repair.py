@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from driftline.cli.app import app
 from driftline.records import Record
 from driftline.storage import catalog
+from driftline.storage.checking import files
 from driftline.storage.checking.check import check
 from driftline.storage.checking.mend import plan, repair
 from driftline.storage.checking.strays import QUARANTINE
@@ -81,6 +82,25 @@ def test_what_broken_files_held_is_named_and_stored_again_from_the_topic_exactly
     assert all_rows(written.root) == before
     assert check(written.root).ok
     assert repair(written.root, oldest=topic)[1] == []
+
+
+@pytest.mark.parametrize(
+    "trouble", [PermissionError(13, "Permission denied"), OSError(24, "Too many open files"), MemoryError()]
+)
+def test_a_file_that_cannot_be_looked_at_stays_in_its_table(
+    written: Any, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    """Whoever repairs may lack rights or handles; the file is as it was."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise trouble
+
+    before = everything(written.root)
+    monkeypatch.setattr(files.pq, "ParquetFile", refused)
+    report, done = repair(written.root)
+    assert done == []
+    assert any(found.kind == "file" and found.wrong for found in report.findings)
+    assert everything(written.root) == before
 
 
 def test_what_the_topic_no_longer_has_is_counted_as_lost_and_the_rest_comes_back(

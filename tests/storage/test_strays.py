@@ -14,7 +14,7 @@ import pytest
 from driftline.clock import ManualClock
 from driftline.settings import StorageSettings
 from driftline.storage.alone import together
-from driftline.storage.checking.strays import QUARANTINE
+from driftline.storage.checking.strays import QUARANTINE, strays
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.upkeep import EVERY_US, Upkeep
@@ -102,6 +102,45 @@ def test_what_another_writer_of_delta_tables_may_commit_is_left_for_a_day(store:
     assert store.lake.set_aside("samples") == []
     os.utime(other, (other.stat().st_mtime - 2 * 86_400,) * 2)
     assert [stray.path for stray in store.lake.set_aside("samples")] == [other]
+
+
+@pytest.mark.parametrize("name", ["part-00000-2-c000.snappy.parquet", "part-00000-2-c000.snappy.parquet#1"])
+@pytest.mark.parametrize("size", [0, 50])
+def test_a_file_that_another_writer_of_delta_tables_is_writing_is_left_for_a_day(
+    store: Any, make: Any, name: str, size: int
+) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    other = store.root / "samples" / name
+    other.write_bytes(Path(store.lake.files("samples")[0]).read_bytes()[:size])
+    assert store.lake.set_aside("samples") == []
+    os.utime(other, (other.stat().st_mtime - 2 * 86_400,) * 2)
+    assert [stray.path for stray in store.lake.set_aside("samples")] == [other]
+
+
+def test_a_file_of_a_commit_that_lands_while_one_looks_is_no_trouble(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever delta-rs calls it until then."""
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    left = store.root / "samples" / "_delta_log" / "_commit_1.json.tmp"
+    left.write_bytes(b"{}")
+    scandir = os.scandir
+
+    class Listed:
+        def __init__(self, folder: Any) -> None:
+            with scandir(folder) as entries:
+                self.entries = list(entries)
+            if left.parent == Path(folder):
+                left.unlink()
+
+        def __enter__(self) -> Any:
+            return iter(self.entries)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(os, "scandir", lambda folder: Listed(folder))
+    assert strays(store.root / "samples", set(), 0.0)[0].kind == "ours"
 
 
 def test_an_empty_file_in_a_log_is_left_while_it_may_become_a_commit(store: Any, make: Any) -> None:
