@@ -300,7 +300,7 @@ class Lake:
                 known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
                 here = [path.name for path in (self.root / name).glob("part-*") if OURS.fullmatch(path.name)]
                 left = [file for file in here if file not in known]
-                if any((self.root / name / "_delta_log").glob("*.torn")):
+                if any((self.root / name / "_delta_log").glob("*.json.torn")):
                     # Of a commit that a power cut tore: perhaps the only copy of its rows.
                     for file in left:
                         set_aside(self.root, name, self.root / name / file)

@@ -32,7 +32,8 @@ def fault(folder: Path) -> str | None:
     checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
     for name in checkpoints[-1:]:
         if not _is_parquet(log / name):
-            return f"{log / name} is broken; {_without_checkpoint(log / name)}"
+            sink = "start a sink, which sets it aside; or " if _is_spare(log, names) else ""
+            return f"{log / name} is broken; {sink}{_without_checkpoint(log / name)}"
     hint = _hinted(log)
     if hint is not None and f"{hint:020d}.checkpoint.parquet" not in checkpoints:
         named = log / f"{hint:020d}.checkpoint.parquet"
@@ -46,8 +47,9 @@ def fault(folder: Path) -> str | None:
 
 
 def empty_commit(folder: Path, version: int) -> Path | None:
-    """A commit file of 0 bytes among the last hundred before ``version``; a checkpoint is never further."""
-    for at in range(version, max(version - 100, -1), -1):
+    """A commit file of 0 bytes among the last 200 before ``version``; a checkpoint is never further, even if
+    one was torn."""
+    for at in range(version, max(version - 200, -1), -1):
         path = folder / "_delta_log" / f"{at:020d}.json"
         try:
             if path.stat().st_size == 0:
@@ -59,16 +61,37 @@ def empty_commit(folder: Path, version: int) -> Path | None:
 
 def set_aside_torn_end(folder: Path) -> list[Path]:
     """Renames the last commits of a table as long as they are broken, so that the table is as it was before
-    them, positions too; gives the new names. For writers, which then read again what those commits held."""
+    them, positions too; gives the new names. For writers, which then read again what those commits held.
+
+    A broken newest checkpoint goes first, if what it sums up is there without it."""
     log = folder / "_delta_log"
-    done: list[Path] = []
     if not log.is_dir():
-        return done
+        return []
+    done = _set_aside_checkpoint(log)
     for name in reversed(_commits(sorted(path.name for path in log.iterdir()))):
         if _is_commit(log / name):
             break
         done.append((log / name).rename(log / f"{name}.torn"))
     return done
+
+
+def _set_aside_checkpoint(log: Path) -> list[Path]:
+    names = sorted(path.name for path in log.iterdir())
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
+    if not checkpoints or _is_parquet(log / checkpoints[-1]) or not _is_spare(log, names):
+        return []
+    if _hinted(log) == int(checkpoints[-1][:20]):
+        (log / "_last_checkpoint").unlink(missing_ok=True)
+    return [(log / checkpoints[-1]).rename(log / f"{checkpoints[-1]}.torn")]
+
+
+def _is_spare(log: Path, names: list[str]) -> bool:
+    """Whether the table can be read without its newest checkpoint."""
+    *older, newest = (name for name in names if _CHECKPOINT.fullmatch(name))
+    if older and not _is_parquet(log / older[-1]):
+        return False
+    first = int(older[-1][:20]) + 1 if older else 0
+    return {f"{at:020d}.json" for at in range(first, int(newest[:20]) + 1)} <= set(names)
 
 
 def trim(folder: Path, now_s: float) -> int:

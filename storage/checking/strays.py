@@ -28,7 +28,7 @@ LOCKS = frozenset({"_writing", "_compacting", "_catalog", "_delta_log"})
 DELTA_AGE_S = 86_400.0
 """What another writer of Delta tables left is set aside when it is so old: no commit takes so long."""
 LOG_AGE_S = 600.0
-_OF_LOG = re.compile(r"\d{20}\.(json|json\.torn|crc|checkpoint(\..*)?\.parquet|.*\.compacted\.json)")
+_OF_LOG = re.compile(r"\d{20}\.(json|json\.torn|crc|checkpoint(\..*)?\.parquet(\.torn)?|.*\.compacted\.json)")
 _MAGIC = b"PAR1"
 
 

@@ -110,20 +110,47 @@ def test_foreign_files_in_a_table_and_in_its_log_change_nothing(log: Log) -> Non
     assert log.rows() == (30, 30)
 
 
+@DAMAGES
+@pytest.mark.parametrize("also", [False, True])
+def test_a_broken_newest_checkpoint_is_named_to_readers_and_set_aside_by_the_next_sink(
+    log: Log, damage: Callable[[Path], None], also: bool
+) -> None:
+    """A power cut may tear it, and with it the commit that it came after: all before is there without it."""
+    DeltaTable(str(log.folder.parent)).create_checkpoint()
+    (checkpoint,) = log.folder.glob("*.checkpoint.parquet")
+    hint = log.folder / "_last_checkpoint"
+    damage(checkpoint)
+    if also:
+        damage(log.commits[-1])
+    with pytest.raises(BadData, match="start a sink") as caught:
+        read_files(log.root)
+    assert str(checkpoint) in str(caught.value)
+    log.sink()
+    assert log.rows() == (30, 30)
+    assert checkpoint.with_name(checkpoint.name + ".torn").exists()
+    assert not hint.exists()
+    log.sink()
+    assert log.rows() == (30, 30)
+
+
 @pytest.mark.parametrize("damage", [cut, empty, Path.unlink])
-def test_a_broken_checkpoint_is_named_and_its_remedy_brings_all_rows_back(
+def test_a_broken_checkpoint_that_is_needed_is_named_with_its_remedy(
     log: Log, damage: Callable[[Path], None]
 ) -> None:
     DeltaTable(str(log.folder.parent)).create_checkpoint()
     (checkpoint,) = log.folder.glob("*.checkpoint.parquet")
     hint = log.folder / "_last_checkpoint"
     assert json.loads(hint.read_text())["version"] == 3
+    whole = log.commits[0].read_bytes()
+    log.commits[0].unlink()
     damage(checkpoint)
     for use in (read_files, Lake):
         with pytest.raises(BadData, match="from a copy, or delete it") as caught:
             use(log.root)
         assert str(checkpoint) in str(caught.value)
         assert str(hint) in str(caught.value)
+        assert "start a sink" not in str(caught.value)
+    (log.folder / f"{0:020d}.json").write_bytes(whole)
     checkpoint.unlink(missing_ok=True)
     hint.unlink()
     assert log.rows() == (30, 30)
