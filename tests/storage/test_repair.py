@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -48,9 +50,15 @@ def everything(root: Path) -> dict[str, str]:
 
 
 def break_files(root: Path) -> list[Path]:
-    """Cuts a file of samples, removes one of log and one of checkpoints."""
+    """Cuts a file of samples, removes one of log and one of checkpoints, of other records: what ``log`` lacks
+    nobody misses elsewhere."""
     lake = Lake(root)
-    cut, gone, other = (Path(sorted(lake.files(name))[0]) for name in ("samples", "log", "checkpoints"))
+
+    def first_offset(file: str) -> int:
+        return int(pc.min(pq.read_table(file).column("offset")).as_py())
+
+    of = {name: sorted(lake.files(name), key=first_offset) for name in ("samples", "log", "checkpoints")}
+    cut, gone, other = Path(of["samples"][0]), Path(of["log"][-1]), Path(of["checkpoints"][0])
     cut.write_bytes(cut.read_bytes()[:300])
     gone.unlink()
     other.unlink()
