@@ -163,7 +163,8 @@ class Upkeep:
         except (duckdb.Error, OSError, Unavailable) as error:
             self._changed = True
             self._counts["catalog_errors"] += 1
-            line = f"{catalog.CATALOG} was not renewed (rows are safe): {told(error)}"
+            where = self._lake.root / catalog.CATALOG
+            line = f"{where} was not renewed (rows are safe): {told(error)}"
             if said := self._catalog_trouble.line(line, self._last_catalog):
                 self._say(f"sink: {said}")
 
