@@ -90,7 +90,7 @@ def export(root: str, sql: str, path: Path, kind: Kind, *, told: Callable[[int],
         Unavailable: it cannot be written.
     """
     path = path.absolute()
-    if Path(root).absolute() in path.parents:
+    if Path(root).resolve() in path.resolve().parents:
         raise SettingsError("FILE", str(path), "the tables are there: write it somewhere else")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

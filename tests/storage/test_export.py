@@ -149,8 +149,9 @@ def test_a_file_is_whole_or_not_there_and_never_among_the_tables(root: Path, tmp
             str(root), "SELECT CASE WHEN i > 200000 THEN error('no') END FROM range(300000) t(i)", path, "csv"
         )
     assert path.read_text() == "before"
-    with pytest.raises(SettingsError, match="somewhere else"):
-        export.export(str(root), "FROM samples", root / "samples" / "out.csv", "csv")
+    for inside in (root / "samples" / "out.csv", tmp_path / "x" / ".." / root.name / "samples" / "out.csv"):
+        with pytest.raises(SettingsError, match="somewhere else"):
+            export.export(str(root), "FROM samples", inside, "csv")
     (tmp_path / "folder").touch()
     with pytest.raises(Unavailable):
         export.export(str(root), "FROM samples", tmp_path / "folder" / "out.csv", "csv")
