@@ -81,16 +81,20 @@ class Stored:
         for name in names:
             live = "coalesce(revision, 0) = 0" if name == "windows" else "true"
             relation = source(name, self._files[name])
-            self._db.execute(f"CREATE VIEW {name} AS FROM {relation} WHERE {mine} AND {live}")
+            self._db.execute(f"CREATE VIEW all_{name} AS FROM {relation} WHERE {live}")
+            self._db.execute(f"CREATE VIEW {name} AS FROM all_{name} WHERE {mine}")
 
     def close(self) -> None:
         self._db.close()
 
-    def reached(self, topic_uuid: str, partition: int) -> int:
-        """The last offset that caused a stored row, -1 where none did."""
+    def reached(
+        self, topic_uuid: str, partition: int, tables: Sequence[OutputTable] = OUTPUTS
+    ) -> int:
+        """The last offset that caused a stored row, of whatever run; -1 where none did."""
         each = (
-            f'SELECT max("offset") AS top FROM {name} WHERE topic_uuid = $uuid AND "partition" = $partition'
-            for name in OUTPUTS
+            f'SELECT max("offset") AS top FROM all_{name}'
+            ' WHERE topic_uuid = $uuid AND "partition" = $partition'
+            for name in tables
         )
         query = f"SELECT coalesce(max(top), -1) FROM ({' UNION ALL '.join(each)})"
         return int(self._do(query, {"uuid": topic_uuid, "partition": partition}).fetchall()[0][0])
@@ -102,12 +106,11 @@ class Stored:
             yield from found.to_arrow_reader(_BATCH_ROWS)
 
     def requests(self, reaches: Sequence[Reach]) -> pa.Table:
-        """Evaluations that the pipeline asked for and that were answered; none of ``driftline import``."""
-        where = " OR ".join(
-            f"(topic_uuid = '{reach.topic_uuid}' AND \"partition\" = {reach.partition})" for reach in reaches
-        )
+        """Evaluations that the pipeline asked for and whose answers lie there; none of ``driftline
+        import``."""
+        where = _within(reaches) or "false"
         query = f"""SELECT DISTINCT run, request, attempt, "trigger", suite, suite_version, checkpoint, step
-            FROM evals WHERE ({where or "false"}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
+            FROM evals WHERE ({where}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
         return self._do(query).to_arrow_table()
 
     def evaluations(self) -> list[Evaluation]:

@@ -50,6 +50,8 @@ class Changes(NamedTuple):
 
     rows: pa.Table
     shown: list[Change]
+    seen: int
+    """How many repairs the tables had seen when the rows were computed."""
 
 
 class WindowRepair:
@@ -75,6 +77,7 @@ class WindowRepair:
 
     def changes(self, part: Part, before: Path, after: Path) -> Changes:
         """Windows that two files of rows differ in, and that are not stored like that yet."""
+        seen = Lake(self.root).version("windows", _app(part))  # before the files: see commit
         columns = [c.name for c in TABLES["windows"].columns]
         values = [name for name in columns if name not in (*_KEYS, *_PLACE, "expected")]
         listed = ", ".join(f"a.{identifier(name)}" for name in columns if name not in _PLACE)
@@ -103,17 +106,17 @@ class WindowRepair:
             for row in found.slice(0, SHOWN).to_pylist()
         ]
         bare = pa.schema([pa.field(c.name, c.type) for c in TABLES["windows"].columns])
-        return Changes(found.select(columns).cast(bare), shown)
+        return Changes(found.select(columns).cast(bare), shown, seen)
 
     def commit(self, part: Part, changes: Changes) -> int:
-        """Commits the rows, all or none; returns how many. Raises Conflict, Unavailable."""
+        """Commits the rows, all or none; returns how many. Raises Conflict (another repair committed since
+        they were computed), Unavailable."""
         if not changes.rows.num_rows:
             return 0
-        lake = Lake(self.root)
-        app = f"repair/{part.topic_uuid}/{part.partition}"
-        now = lake.version("windows", app)
+        app = _app(part)
         order = [(name, "ascending") for name in TABLES["windows"].order]
-        lake.commit("windows", changes.rows.sort_by(order), {app: now}, {app: now + 1})
+        rows = changes.rows.sort_by(order)
+        Lake(self.root).commit("windows", rows, {app: changes.seen}, {app: changes.seen + 1})
         catalog.write(self.root, lambda: read_files(self.root))
         return int(changes.rows.num_rows)
 
@@ -124,6 +127,10 @@ class WindowRepair:
             raise BadData(
                 f"the tables in {self.root} cannot be read: {str(error).splitlines()[0]}"
             ) from error
+
+
+def _app(part: Part) -> str:
+    return f"repair/{part.topic_uuid}/{part.partition}"
 
 
 def _same(one: str, other: str, names: tuple[str, ...] | list[str]) -> str:

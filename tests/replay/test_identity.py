@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from driftline import frames
-from driftline.records import Framed, Output, Record
+from driftline import events, frames
+from driftline.records import Framed, Output, OutputId, Record
 from driftline.replay.player import Player
 from driftline.replay.proof import Proof, prove
 from driftline.storage.core import SinkCore, Spot
@@ -125,6 +125,73 @@ def test_what_the_sink_has_not_stored_yet_is_no_difference(log: Any, stored: Sto
     proof = proven(root)
     assert proof.identical
     assert proof.beyond > 0
+
+
+def test_a_run_whose_last_results_are_lost_is_not_proven_by_what_is_left_of_it(
+    log: Any, stored: Store
+) -> None:
+    """Another run of the partition has results behind them, so the sink had been there."""
+    root = stored(log.odd(), commits=1, skip=lambda output: output.run == "a" and output.id.offset > 400)
+    assert not proven(root).identical
+    assert not proven(root, "a").identical
+
+
+def test_a_table_that_is_behind_the_others_is_named_as_the_reason(log: Any, stored: Store) -> None:
+    """A sink commits one table after another; a replay may look between two commits."""
+    root = stored(
+        log.odd(), commits=1, skip=lambda output: output.topic == "windows" and output.id.offset > 600
+    )
+    proof = proven(root)
+    assert not proof.identical
+    assert [note for note in proof.notes if "windows" in note and "a sink" in note]
+
+
+def test_answered_evaluations_are_proven_whatever_part_of_the_log_is_looked_at(
+    log: Any, stored: Store
+) -> None:
+    """An answer lies behind its request: a part may have the one without the other."""
+    one = log.odd()
+    core = Pipeline()
+    said = core.step(beginning(core, one.uuid, one.partition, one.records), one.records)
+    asked = [output for output in said if output.topic == "evals"]
+    end = len(one.records)
+    for number, output in enumerate(asked[:-1]):
+        request = events.decode(output.value)
+        assert isinstance(request, events.EvalRequested)
+        one.put(events.encode(_accepted(request, number)))
+    root = stored(one, commits=1)
+    source = TableLog(root)
+    for start, behind, answers in (
+        (0, end + 9, True),
+        (asked[1].id.offset + 1, end + 9, True),
+        (9, end, False),
+    ):
+
+        def window(part: Any, start: int = start, behind: int = behind) -> tuple[int, int]:
+            return start, min(part.end, behind)
+
+        proof = prove(source, Stored(root), window=window)
+        assert proof.identical, proof.differences
+        assert any(row.table == "triggers" for row in proof.compared) == answers
+        assert proof.unanswered == (1 if answers else len(asked))
+
+
+def _accepted(request: events.EvalRequested, number: int) -> events.EvalAccepted:
+    return events.EvalAccepted(
+        id=str(OutputId("controls-uuid", 0, number, 0)),
+        request=request.request,
+        run=request.run,
+        attempt=request.attempt,
+        suite=request.suite,
+        checkpoint=request.checkpoint,
+        reason=request.reason,
+        evaluator="e",
+        lease=f"{request.request}.1",
+        tries=1,
+        requested_us=request.time_us,
+        accepted_us=request.time_us,
+        outcome=events.EvalOutcome(status="done", metrics=[events.Metric(name="acc", value=0.5)]),
+    )
 
 
 def test_a_gap_that_the_stream_worker_told_of_is_played_again(own: tuple[Any, Path]) -> None:

@@ -13,7 +13,6 @@ from driftline import config
 from driftline.records import Record
 from driftline.replay.proof import prove
 from driftline.replay.repair import repair
-from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import TableLog
@@ -95,22 +94,18 @@ def test_alerts_that_would_have_changed_are_listed_and_none_is_written(
 
 
 def test_of_two_repairs_at_once_one_is_refused(late: tuple[Path, Path], tmp_path: Path) -> None:
-    """Both computed the same rows; they are there once."""
+    """Both computed the same rows before either committed; they are there once."""
     root = Path(shutil.copytree(late[0], tmp_path / "own"))
-    one = WindowRepair(root)
 
-    class Slow(WindowRepair):
+    class Beside(WindowRepair):
+        """Another repair of the same is faster."""
+
         def commit(self, part: Any, changes: Any) -> int:
-            assert one.commit(part, changes) > 0
-            stale = Lake(root)
-            stale.version = lambda name, app: -1  # type: ignore[method-assign]
-            app = f"repair/{part.topic_uuid}/{part.partition}"
-            handle = Lake(root)
-            with pytest.raises(Conflict):
-                handle.commit("windows", changes.rows, {app: -1}, {app: 0})
-            return 0
+            assert repair(TableLog(root), WindowRepair(root)).committed > 0
+            return super().commit(part, changes)
 
-    repair(TableLog(root), Slow(root))
+    with pytest.raises(Conflict):
+        repair(TableLog(root), Beside(root))
     doubled = """SELECT 1 FROM windows
         GROUP BY run, attempt, axis, span, "group", metric, "start", "end", revision
         HAVING count(*) > 1"""

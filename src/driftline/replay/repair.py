@@ -110,9 +110,7 @@ def _play_as_it_came(
             if _late_count(player) > before:
                 held += len(record.frame.metric)
                 if held > MAX_LATE_SAMPLES:
-                    raise BadData(
-                        f"more than {MAX_LATE_SAMPLES:,} late samples: repair some runs, or a part with --to"
-                    )
+                    raise BadData(f"more than {MAX_LATE_SAMPLES:,} late samples: repair some runs (RUN ...)")
                 late.append(LateFrame(_kept(record), newest, last.get(who, -1)))
             else:
                 last[who] = record.offset
