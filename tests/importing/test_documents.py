@@ -145,6 +145,17 @@ def test_results_become_evaluations_with_errors_counts_steps_and_items(tmp_path:
     assert place.imported(folder).rows.total() == 0
 
 
+def test_results_that_are_gone_are_named(tmp_path: Path, place: Any) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for step in (1, 2):
+        (folder / f"results_{step}.json").write_text(json.dumps(results(step, 0.5)))
+    place.imported(folder)
+    (folder / "results_1.json").unlink()
+    with pytest.raises(BadData, match=r"results_1\.json is gone"):
+        place.imported(folder)
+
+
 def test_results_can_be_added_to_a_run_that_is_there_and_get_a_step(tmp_path: Path, place: Any) -> None:
     train = tmp_path / "train.csv"
     train.write_text("step,loss\n1,2\n2,1\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from driftline.errors import BadData, SettingsError
+from driftline.importing import telling
 
 SAMPLES = "SELECT metric, step, value FROM samples ORDER BY metric, step, value"
 
@@ -116,6 +119,22 @@ def test_a_step_that_goes_back_opens_an_attempt_and_the_newest_one_is_the_curve(
     assert place.rows("SELECT count(*) FROM alerts") == [(0,)]
 
 
+def test_ranks_that_go_back_together_open_one_attempt(tmp_path: Path, place: Any) -> None:
+    """Also where one logs more rarely; and more ranks than the limit of attempts."""
+    text = "step,rank,loss\n" + "".join(
+        f"{step},{rank},{attempt}\n"
+        for attempt, steps in enumerate((range(8), range(3, 10)))
+        for step in steps
+        for rank in range(telling.MAX_REWINDS + 2)
+        if rank != 1 or step % 5 == 0
+    )
+    made = place.imported(written(tmp_path, text))
+    assert made.rewinds == 1
+    assert not [note for note in made.tally.notes if "attempts" in note]
+    found = place.rows("SELECT DISTINCT attempt, value FROM sample_attempts ORDER BY ALL")
+    assert found == [(0, 0.0), (1, 1.0)]
+
+
 def test_metrics_that_are_logged_at_older_steps_than_others_open_no_attempt(
     tmp_path: Path, place: Any
 ) -> None:
@@ -158,6 +177,28 @@ def test_a_wrong_time_is_counted_and_the_row_is_kept(tmp_path: Path, place: Any)
         (2, 100_000_000),
         (3, 101_500_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "zone"),
+    [
+        ("0001-01-01T00:00:00", "Europe/Berlin"),
+        ("9999-12-31T23:59:59-12:00", "UTC"),
+        (10**400, "UTC"),
+    ],
+    ids=("first", "last", "large"),
+)
+def test_a_time_beyond_all_calendars_is_a_wrong_one_wherever_it_stands(
+    tmp_path: Path, place: Any, line: str | int, zone: str
+) -> None:
+    rows = [{"step": 0, "time": 1_700_000_000, "x": 1}, {"step": 1, "time": line, "x": 2}]
+    made = place.imported(
+        written(tmp_path, "\n".join(map(json.dumps, rows)) + "\n", "a.jsonl"), time_zone=zone
+    )
+    assert (made.samples, dict(made.tally.refused)) == (2, {"time": 1})
+    first = written(tmp_path, json.dumps(rows[1]) + "\n", "b.jsonl")
+    with contextlib.suppress(SettingsError):
+        assert place.imported(first, time_zone=zone).samples == 1
 
 
 def test_without_times_each_step_is_one_second_and_elapsed_time_is_counted_from_the_start(
@@ -260,6 +301,7 @@ def test_what_cannot_be_right_is_said_before_anything_is_written(
         ("a.csv", b"\x1f\x8b\x08", "compressed"),
         ("a.bin", b"\x00\x01\x02\x03", "neither text"),
         ("a.json", b'{\n "a": 1,\n "b": 2\n}\n', "JSON document"),
+        ("a.json", b'[\n{"step": 1},\n{"step": 2}\n]\n', "one JSON list"),
     ],
 )
 def test_files_of_other_kinds_are_refused_with_a_reason(
@@ -275,6 +317,34 @@ def test_other_delimiters_a_mark_at_the_beginning_and_windows_lines(tmp_path: Pa
     path.write_bytes("\ufeffWall time;Step;Value\r\n100;1;2.5\r\n101;2;3.5\r\n".encode())
     place.imported(path)
     assert place.rows(SAMPLES) == [("Value", 1, 2.5), ("Value", 2, 3.5)]
+
+
+def test_rows_that_end_with_a_carriage_return_alone_are_rows(tmp_path: Path, place: Any) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'step,loss,note\r1,2.5,x\r\r2,3.5,"y\rz"\r')
+    place.imported(path)
+    assert place.rows(SAMPLES) == [("loss", 1, 2.5), ("loss", 2, 3.5)]
+
+
+def test_a_long_text_costs_no_row(tmp_path: Path, place: Any) -> None:
+    made = place.imported(written(tmp_path, f"step,text,loss\n1,{'x' * 200_000},2.5\n"))
+    assert (made.samples, dict(made.tally.refused)) == (1, {"text": 1})
+
+
+def test_files_and_runs_may_be_called_what_utf_8_cannot_carry(tmp_path: Path, place: Any) -> None:
+    """Names of files are bytes; JSON can spell half a pair of surrogates."""
+    path = tmp_path / os.fsdecode(b"run\xff.jsonl")
+    path.write_text('{"step": 1, "run": "a\\ud83d", "loss": 2}\n{"step": 1, "loss": 3}\n')
+    for _ in range(2):
+        made = place.imported(path)
+        assert sorted(made.runs.values()) == ["a\ufffd", "run\ufffd"]
+    assert place.rows(SAMPLES) == [("loss", 1, 2.0), ("loss", 1, 3.0)]
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path, place: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingsError, match="pipe"):
+        place.imported(tmp_path / "pipe")
 
 
 def test_the_real_ppo_log_comes_whole(place: Any, realdata: Path) -> None:

@@ -13,6 +13,7 @@ from driftline import config
 from driftline.records import Record
 from driftline.replay.proof import prove
 from driftline.replay.repair import repair
+from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import TableLog

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from driftline.events import ImportSegment
 from driftline.importing import detect
+from driftline.importing.items import carried
 from driftline.importing.load import Loading, Made, before, finish, reading_of
 from driftline.importing.load import Progress as Tell
 from driftline.importing.reading import Options
@@ -98,7 +99,7 @@ def _expires(made: Made, settings: Settings) -> str | None:
 def _summary(found: detect.Found, made: Made, *, dry_run: bool, warn: str | None) -> dict[str, Any]:
     tally = made.tally
     return {
-        "source": str(found.path),
+        "source": carried(str(found.path)),
         "format": found.format,
         "dry_run": dry_run,
         "runs": [{"run": run, "name": name} for run, name in made.runs.items()],

@@ -144,7 +144,7 @@ def _time_unit(table: Table, column: str | None, options: Options) -> str | None
     if not found or options.time_unit is not None:
         return options.time_unit
     if is_number(found[0]):
-        return unit_of(float(found[0]))  # type: ignore[arg-type]
+        return unit_of(found[0])  # type: ignore[arg-type]
     if instant(found[0], None, options.time_zone) is None:
         raise SettingsError(
             "--time-column", column, f"{found[0]!r} is no ISO 8601 date and no number (- for no time column)"

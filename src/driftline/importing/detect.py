@@ -22,7 +22,7 @@ import msgspec
 from driftline.errors import BadData, SettingsError
 from driftline.identity import safe_id
 from driftline.importing import columns, lm_eval, tables, tensorboard, trainer_state
-from driftline.importing.items import Source, Tally
+from driftline.importing.items import Source, Tally, carried
 from driftline.importing.reading import FORMATS, Format, Options, Reading, slug
 
 MAX_DOCUMENT = 512 * 1024 * 1024
@@ -63,6 +63,9 @@ def find(path: Path, options: Options) -> list[Found]:
         raise SettingsError("SOURCE", str(path), "there is no such file or folder")
     if path.is_dir():
         return _folder(path, options)
+    if not path.is_file():
+        remedy = "a pipe or device can be read once only, an import reads several times: write it to a file"
+        raise SettingsError("SOURCE", str(path), remedy)
     kind = options.format or _kind(path)
     if kind == "tensorboard":
         return [Found(kind, path, (path,), path.parent.name)]
@@ -114,6 +117,8 @@ def _kind(path: Path) -> Format:
             raise BadData(f"{path} is neither text nor a file that is known here (--format names one)")
         return "csv"
     document = _document(path) if path.stat().st_size <= MAX_DOCUMENT else None
+    if isinstance(document, list):
+        raise BadData(f"{path} is one JSON list: write an object a line (jq -c '.[]' {path.name})")
     if isinstance(document, dict):
         if isinstance(document.get("log_history"), list):
             return "trainer_state"
@@ -153,7 +158,7 @@ def open_source(found: Found, options: Options, earlier: Earlier) -> Opened:
     whole = str(found.path.resolve())
     key = whole if options.run is None else f"{options.run}\0{found.path.resolve().name}"
     before = earlier(key)
-    name = options.name or found.name or "import"
+    name = carried(options.name or found.name or "import")
     changed_s = max(file.stat().st_mtime for file in found.files)
     start_us = options.start_us if options.start_us is not None else int(changed_s) * 1_000_000
     if before is not None and options.start_us is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -11,6 +12,19 @@ from driftline import events
 
 MAX_EXAMPLES = 20
 """Refusals that are shown with their place; all are counted."""
+
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+def carried(text: str) -> str:
+    """``text`` as UTF-8 can carry it: bytes of a file's name that are none, and halves of a pair of
+    surrogates, as JSON may have them, become U+FFFD.
+
+    >>> carried("run\\udcff") == carried("run\\ud83d") == "run\\ufffd"
+    True
+    """
+    return text if text.isascii() else _LONE.sub("\ufffd", text)
 
 
 class Row(NamedTuple):

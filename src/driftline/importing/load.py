@@ -184,7 +184,10 @@ class Loading:
     def _part(self, name: str, limit: int, whole: bool) -> Iterator[Item]:
         part = self._parts.get(name)
         if part is None:
-            part = self._parts[name] = self._source.part(name)
+            try:
+                part = self._parts[name] = self._source.part(name)
+            except KeyError:
+                raise BadData(f"{self.reading.name}: {name} is gone; {_CHANGED}") from None
         for number, item in enumerate(part.upto(limit, whole=whole)):
             yield item
             if number % _PROGRESS_ITEMS == 0:

@@ -22,8 +22,8 @@ from typing import Any
 from driftline import events
 from driftline.errors import BadData
 from driftline.events import number
-from driftline.importing.items import Evaluated, Item, Row, Tally
-from driftline.importing.lines import Line, Lines
+from driftline.importing.items import Evaluated, Item, Row, Tally, carried
+from driftline.importing.lines import MAX_LINE, Line, Lines
 from driftline.importing.reading import Reading
 from driftline.importing.values import cell, instant, plain, span, step_of
 
@@ -32,6 +32,7 @@ MAX_JOINED = 50
 _HEAD_ROWS = 50
 _HEAD_BYTES = 1024 * 1024
 _SPECIAL = "\ufeff"
+csv.field_size_limit(MAX_LINE)  # of the process; its default refuses rows with a text of over 128 KiB
 
 
 class TableSource:
@@ -43,7 +44,7 @@ class TableSource:
         self.tally = tally
 
     def limits(self) -> dict[str, int]:
-        return {self._path.name: self._path.stat().st_size}
+        return {carried(self._path.name): self._path.stat().st_size}
 
     def part(self, name: str) -> CsvPart | JsonPart:
         kind = CsvPart if self._reading.format == "csv" else JsonPart
@@ -54,7 +55,7 @@ def csv_head(path: Path) -> tuple[str, list[str], list[dict[str, object]]]:
     """Delimiter, names and first rows. Raises BadData if there is no header."""
     with open(path, "rb") as file:
         text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip(_SPECIAL)
-    first = text.partition("\n")[0]
+    first = text.replace("\r", "\n").partition("\n")[0]
     delimiter = max(",\t;|", key=first.count)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names: list[str] = []
@@ -135,7 +136,7 @@ class _Cells:
             if rank is None or abs(rank) >= 1 << 31:
                 rank = None
                 self._tally.refuse(self._part, line, "rank", f"{said!r} is no rank: left out")
-        run = "" if r.run_column is None else str(get(r.run_column) or "").strip()
+        run = "" if r.run_column is None else carried(str(get(r.run_column) or "").strip())
         return (r.step_given if step is None else step), time, rank, run
 
     def values(self, row: dict[str, Any], line: int, *, text: bool) -> list[tuple[str, float]]:
@@ -189,8 +190,8 @@ class _Rows:
         if form == "long":
             yield Row([found], step, time, rank, run)
             return
-        suite = str(row.get(self._reading.task or "") or "")
-        metric = _metric(found, row.get(self._reading.stderr or ""))
+        suite = carried(str(row.get(self._reading.task or "") or ""))
+        metric = _metric((carried(found[0]), found[1]), row.get(self._reading.stderr or ""))
         held = self._open
         if held is not None and (held.suite, held.step, held.run) == (suite, step, run):
             held.metrics.append(metric)
@@ -228,11 +229,11 @@ class CsvPart:
     """The rows of one CSV file."""
 
     def __init__(self, path: Path, reading: Reading, tally: Tally) -> None:
-        self._part, self._reading, self._tally = path.name, reading, tally
+        self._part, self._reading, self._tally = carried(path.name), reading, tally
         self._lines = Lines(path)
         self._names: list[str] | None = None
         self._joined: list[Line] = []
-        self._rows = _Rows(path.name, reading, tally, text=True)
+        self._rows = _Rows(self._part, reading, tally, text=True)
 
     @property
     def position(self) -> int:
@@ -278,25 +279,24 @@ class CsvPart:
             text = text.lstrip(_SPECIAL)
         if not text.strip():
             return
-        fields = self._split(text, strict=True)
-        several = len(joined) > 1
-        if several and (fields is None or (self._names and len(fields) != len(self._names))):
+        rows = self._split(text, strict=True)
+        if len(joined) > 1 and (len(rows) != 1 or (self._names and len(rows[0]) != len(self._names))):
             self._joined = list(joined)  # two quotes that do not belong together
             yield from self._reopened()
             return
-        fields = self._split(text, strict=False) if fields is None else fields
-        if fields is None:
+        rows = rows or self._split(text, strict=False)
+        if not rows:
             self._tally.refuse(self._part, joined[0].number, "line", "cannot be split into fields")
-        else:
+        for fields in rows:  # several where rows end with a carriage return alone
             yield joined[0].number, fields
 
-    def _split(self, text: str, *, strict: bool) -> list[str] | None:
+    def _split(self, text: str, *, strict: bool) -> list[list[str]]:
+        """The rows in the text, empty ones left out; none where it breaks the rules."""
+        source = io.StringIO(text, newline="")
         try:
-            return next(
-                csv.reader(io.StringIO(text, newline=""), delimiter=self._reading.delimiter, strict=strict)
-            )
-        except (csv.Error, StopIteration):
-            return None
+            return list(filter(None, csv.reader(source, delimiter=self._reading.delimiter, strict=strict)))
+        except csv.Error:
+            return []
 
     def _row(self, line: int, fields: list[str]) -> Iterator[Item]:
         if self._names is None:
@@ -335,9 +335,9 @@ class JsonPart:
     """The objects of one file of JSON lines."""
 
     def __init__(self, path: Path, reading: Reading, tally: Tally) -> None:
-        self._part, self._reading, self._tally = path.name, reading, tally
+        self._part, self._reading, self._tally = carried(path.name), reading, tally
         self._lines = Lines(path)
-        self._rows = _Rows(path.name, reading, tally, text=False)
+        self._rows = _Rows(self._part, reading, tally, text=False)
 
     @property
     def position(self) -> int:

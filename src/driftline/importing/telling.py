@@ -12,7 +12,8 @@ goes on, with its numbers, from segment to segment. There is one tick in a segme
 silence, so nobody is found to be silent.
 
 A run whose steps of one metric go back is taken to have been resumed there: it is rewound, which opens an
-attempt, at most ``MAX_REWINDS`` times.
+attempt, at most ``MAX_REWINDS`` times. Other ranks that go back after it (or say the
+same step again) follow into that attempt.
 
 What has no time gets one second after another from the start of the reading on, a new one with each new step.
 
@@ -67,7 +68,9 @@ class Log(NamedTuple):
         >>> Log.of("a").partition == Log.of("a").partition >= 1 << 20
         True
         """
-        number = int.from_bytes(hashlib.sha256(f"driftline import {key}".encode()).digest()[:4], "big")
+        number = int.from_bytes(
+            hashlib.sha256(f"driftline import {key}".encode(errors="surrogatepass")).digest()[:4], "big"
+        )
         partition = _FIRST_PARTITION + number % ((1 << 31) - _FIRST_PARTITION)
         return cls(_uuid(key, "telemetry"), partition)
 
@@ -92,6 +95,8 @@ class _Process:
     rank: int | None
     seq: int = 0
     alive: bool = False
+    attempt: int = 0
+    """How often its run had gone back when it last did so, or began."""
     logged: int = 0
     last: dict[str, int] = field(default_factory=dict)
     """Newest step of each metric."""
@@ -119,6 +124,7 @@ class _Run:
     step: int | None = None
     highest: int = -(1 << 63)
     rewinds: int = 0
+    rewound_to: int = 0
 
 
 class Telling:
@@ -215,8 +221,10 @@ class Telling:
         fresh = process.logged == 0
         if row.step is not None:
             last = process.last
-            if any(last.get(name, row.step) > row.step for name, _ in row.values):
-                yield from self._rewind(process, row.step, time_us)
+            behind = process.attempt < run.rewinds and row.step >= run.rewound_to
+            limit = row.step - 1 if behind else row.step
+            if any(last.get(name, limit) > limit for name, _ in row.values):
+                yield from self._rewind(process, run.rewound_to if behind else row.step, time_us)
             for name, _ in row.values:
                 last[name] = row.step
             run.highest = max(run.highest, row.step)
@@ -285,7 +293,7 @@ class Telling:
         found = run.processes.get(rank)
         if found is None:
             seed = hashlib.sha256(f"{self.log.telemetry} {run.id} {rank}".encode()).digest()
-            found = run.processes[rank] = _Process(run, new_process_id(seed), rank)
+            found = run.processes[rank] = _Process(run, new_process_id(seed), rank, attempt=run.rewinds)
             if len(run.processes) > 1 and step is not None and run.highest - step > SAMPLES_MAX:
                 self._tally.note(
                     f"{run.name}: rows of rank {rank} begin after others have reached step {run.highest:,}: "
@@ -309,17 +317,21 @@ class Telling:
         return found
 
     def _rewind(self, process: _Process, step: int, time_us: int) -> Iterator[Told]:
+        """The process goes back: it opens an attempt, or follows another rank into the newest one."""
         run = process.run
         process.last.clear()
-        if run.rewinds >= MAX_REWINDS:
+        follows = process.attempt < run.rewinds and step == run.rewound_to
+        if not follows and run.rewinds >= MAX_REWINDS:
             self._tally.note(
                 f"{run.name}: steps go back more than {MAX_REWINDS} times; from there on they make no "
                 f"attempts "
                 "(sort the rows, or name another --step-column)"
             )
             return
-        run.rewinds += 1
-        run.highest = step
+        if not follows:
+            run.rewinds += 1
+            run.highest = run.rewound_to = step
+        process.attempt = run.rewinds
         yield from self._frames([run])
         self._move(time_us)
         yield self._event(

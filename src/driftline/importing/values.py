@@ -80,13 +80,13 @@ def step_of(value: object) -> int | None:
     return value if isinstance(value, int) and value in _INT64 else None
 
 
-def unit_of(value: float) -> str:
+def unit_of(value: str | float) -> str:
     """The unit that a number of that size, counted from 1970, is most likely in.
 
-    >>> unit_of(1.7e9), unit_of(1.7e12), unit_of(1.7e15), unit_of(1.7e18)
+    >>> unit_of(1.7e9), unit_of(1.7e12), unit_of(1.7e15), unit_of("1.7e18")
     ('s', 'ms', 'us', 'ns')
     """
-    size = abs(value)
+    size = abs(value if isinstance(value, int) else float(value))
     return "s" if size < 1e11 else "ms" if size < 1e14 else "us" if size < 1e17 else "ns"
 
 
@@ -108,7 +108,7 @@ def instant(value: object, unit: str | None, zone: str) -> int | None:
     (1733443200500000, None)
     """
     if is_number(value):
-        return span(value, unit or unit_of(float(value)))  # type: ignore[arg-type]
+        return span(value, unit or unit_of(value))  # type: ignore[arg-type]
     if not isinstance(value, str):
         return None
     try:
@@ -117,7 +117,10 @@ def instant(value: object, unit: str | None, zone: str) -> int | None:
         return None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=ZoneInfo(zone))
-    since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    try:
+        since = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except OverflowError:  # in the years 1 and 9999 the hour in UTC may be none
+        return None
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
