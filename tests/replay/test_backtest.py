@@ -85,6 +85,48 @@ def test_precision_recall_and_lead_time_rest_on_the_labels() -> None:
     assert (both.alerts, both.right, both.found) == (4, 2, 1)
 
 
+def test_lead_counts_from_where_an_alert_was_opened_not_from_where_it_began() -> None:
+    """A rule "for 10 steps" that begins at step 100 is known at step 109."""
+    known = episodes.Episodes()
+    for state, last in (("open", 109), ("resolved", 130)):
+        event = events.Alert(
+            id="u/0/1/0",
+            alert="x",
+            run="a",
+            attempt=0,
+            rule="r",
+            detector="threshold",
+            severity="warn",
+            time_us=9,
+            opened_us=5,
+            explanation="",
+            state=state,
+            step=100,
+            last_step=last,
+        )  # type: ignore[arg-type]
+        known.add(event, 7)
+    (score, _) = labels.score(known.list(), [labels.Incident("a", 98, 120)], ["r"])
+    assert (score.lead_steps, score.delay_steps) == (11, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--repair", "--what-if", "end"], "--what-if"),
+        (["--repair", "--to", "2026-01-01"], "--to"),
+        (["--what-if", "end", "--from", "5"], "--from"),
+        (["--to-prefix", "r.", "--dry-run"], "--dry-run"),
+        (["--dry-run"], "--repair"),
+        (["--outputs"], "--to-prefix"),
+        (["--repair", "--bootstrap", "x:1"], "--bootstrap"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(arguments: list[str], words: str) -> None:
+    answer = CliRunner().invoke(app, ["replay", *arguments])
+    assert answer.exit_code == 2
+    assert words in answer.stderr
+
+
 def test_labels_by_time_and_by_rank_and_rule() -> None:
     text = json.dumps([{"run": "a", "from": 90, "to": 130, "rank": 2, "rule": "r"}])
     (incident,) = labels.read(text, "l.json")
@@ -145,7 +187,7 @@ def test_the_command_shows_difference_and_labels(whole: tuple[Any, Path], tmp_pa
     (tmp_path / "other.yaml").write_text(
         'alerting:\n  rules: [{when: "loss > 20 for 1 steps"}]\n', encoding="utf-8"
     )
-    (tmp_path / "labels.csv").write_text("run,from_step\nthe a,60\n", encoding="utf-8")
+    (tmp_path / "labels.csv").write_text("run,from_step\nthe a,60\n", encoding="utf-8-sig")
     arguments = ["replay", "a", "--root", str(whole[1]), "--config", str(tmp_path / "other.yaml")]
     arguments += ["--labels", str(tmp_path / "labels.csv")]
     answer = CliRunner().invoke(app, [*arguments, "--json"])

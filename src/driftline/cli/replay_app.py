@@ -85,6 +85,20 @@ def replay(
 
     def run() -> int:
         set_up_logging(log_level, role="replay")
+        modes = {"--repair": repair, "--what-if": what_if is not None, "--to-prefix": to_prefix is not None}
+        _refuse_together(
+            [name for name, given in modes.items() if given],
+            {
+                "--from": begin is not None,
+                "--to": end is not None,
+                "--labels": labels is not None,
+                "--dry-run": dry_run and not repair,
+                "--bootstrap": bootstrap is not None and to_prefix is None,
+                "--outputs": outputs and to_prefix is None,
+                "--csv": as_csv,
+                "--json": as_json and to_prefix is not None,
+            },
+        )
         from driftline.errors import SettingsError
         from driftline.storage.recorded.source import TableLog, run_ids
         from driftline.streams import extensions
@@ -110,6 +124,22 @@ def replay(
         return _backtest(log, settings.pipeline, chosen, window, incidents, form)
 
     finish(run, name="replay", debug=log_level is Level.DEBUG)
+
+
+def _refuse_together(modes: list[str], others: dict[str, bool]) -> None:
+    """What would be passed over without a word. Raises SettingsError."""
+    from driftline.errors import SettingsError
+
+    if len(modes) > 1:
+        raise SettingsError("", None, f"{modes[0]} and {modes[1]} cannot be had together")
+    for name, given in others.items():
+        if not given:
+            continue
+        if modes:
+            raise SettingsError("", None, f"{name} means nothing together with {modes[0]}: leave it out")
+        if name in ("--dry-run", "--outputs"):
+            mode = "--repair" if name == "--dry-run" else "--to-prefix"
+            raise SettingsError("", None, f"{name} belongs to {mode}")
 
 
 def _log(settings: Settings, runs: list[str], *, kafka: bool) -> Log:
@@ -211,9 +241,11 @@ def _incidents(where: str, file: Path) -> list[Incident]:
     from driftline.storage.recorded.source import run_ids
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SettingsError("--labels", str(file), f"the file cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError("--labels", str(file), "the file is no UTF-8 text") from error
     found = read(text, str(file))
     ids = {run: run_ids(where, [run])[0] for run in {one.run for one in found}}
     return [one._replace(run=ids[one.run]) for one in found]

@@ -37,6 +37,8 @@ class Episode:
     explanation: str
     offset: int
     """Of the record that opened it."""
+    came_step: int | None = None
+    """The newest step that it rested on when it was opened; None: ``step``."""
 
     def end_us(self) -> int:
         return self.opened_us if self.resolved_us is None else max(self.opened_us, self.resolved_us)
@@ -67,6 +69,7 @@ class Episodes:
                 event.resolved_us,
                 event.explanation,
                 offset,
+                event.last_step,
             )
             return
         known.last_step, known.resolved_us = event.last_step, event.resolved_us

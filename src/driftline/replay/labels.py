@@ -46,7 +46,8 @@ class Score(NamedTuple):
     """That the rule could have found: those that name no rule, or this one."""
     found: int
     lead_steps: float | None
-    """Median of the steps between the first right alert and the incident's end; None without steps."""
+    """Median of the steps that were left until the incident's end when the first right alert was opened;
+    None without steps."""
     lead_seconds: float | None
     delay_steps: float | None
     """Median of the steps from the incident's begin to where the alert begins."""
@@ -154,11 +155,15 @@ def _score(rule: str, episodes: Sequence[Episode], incidents: Sequence[Incident]
         right,
         len(mine),
         len(known),
-        _median([i.to_step - e.step for i, e in pairs if i.to_step is not None and e.step is not None]),
+        _median([i.to_step - at for i, e in pairs if i.to_step is not None and (at := _came(e)) is not None]),
         _median([(i.to_us - e.opened_us) / 1e6 for i, e in pairs if i.to_us is not None]),
         _median([e.step - i.from_step for i, e in pairs if i.from_step is not None and e.step is not None]),
         _median([(e.opened_us - i.from_us) / 1e6 for i, e in pairs if i.from_us is not None]),
     )
+
+
+def _came(episode: Episode) -> int | None:
+    return episode.step if episode.came_step is None else episode.came_step
 
 
 def _hits(episodes: Sequence[Episode], incident: Incident) -> list[Episode]:
