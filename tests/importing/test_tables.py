@@ -314,7 +314,7 @@ def test_files_of_other_kinds_are_refused_with_a_reason(
 
 def test_other_delimiters_a_mark_at_the_beginning_and_windows_lines(tmp_path: Path, place: Any) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes("\ufeffWall time;Step;Value\r\n100;1;2.5\r\n101;2;3.5\r\n".encode())
+    path.write_bytes("\ufeffWall time;Step;Value\r\n1700000000;1;2.5\r\n1700000001;2;3.5\r\n".encode())
     place.imported(path)
     assert place.rows(SAMPLES) == [("Value", 1, 2.5), ("Value", 2, 3.5)]
 
