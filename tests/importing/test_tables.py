@@ -326,6 +326,13 @@ def test_rows_that_end_with_a_carriage_return_alone_are_rows(tmp_path: Path, pla
     assert place.rows(SAMPLES) == [("loss", 1, 2.5), ("loss", 2, 3.5)]
 
 
+def test_spaces_around_names_and_a_header_that_comes_again(tmp_path: Path, place: Any) -> None:
+    made = place.imported(written(tmp_path, "step, x,x , y\n1, 2, 3, 4\nstep, x,x , y\n2, 3, 4, 5\n"))
+    assert not made.tally.refused
+    assert "the header comes again: skipped" in made.tally.notes
+    assert place.rows("SELECT DISTINCT metric FROM samples ORDER BY ALL") == [("x",), ("x#2",), ("y",)]
+
+
 def test_a_long_text_costs_no_row(tmp_path: Path, place: Any) -> None:
     made = place.imported(written(tmp_path, f"step,text,loss\n1,{'x' * 200_000},2.5\n"))
     assert (made.samples, dict(made.tally.refused)) == (1, {"text": 1})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from driftline.errors import BadData
 from driftline.importing import tensorboard
 from driftline.importing.items import Tally
 
@@ -128,6 +129,18 @@ def test_a_last_record_that_is_not_whole_waits_until_it_is(tmp_path: Path, place
     path.write_bytes(data + event(3, simple("loss", 3)))
     assert place.imported(tmp_path / "run").rows["samples"] == 2
     assert place.rows(SAMPLES) == [("loss", step, float(step)) for step in range(4)]
+
+
+def test_a_file_that_was_emptied_or_is_gone_is_said(tmp_path: Path, place: Any) -> None:
+    path = file_of(tmp_path / "run", *(event(step, simple("loss", step)) for step in range(3)))
+    file_of(tmp_path / "run", event(1, simple("x", 1)), name="events.out.tfevents.2.host.1.0")
+    place.imported(tmp_path / "run")
+    path.write_bytes(b"")
+    with pytest.raises(BadData, match="no longer says"):
+        place.imported(tmp_path / "run")
+    path.unlink()
+    with pytest.raises(BadData, match="is gone"):
+        place.imported(tmp_path / "run")
 
 
 def test_a_bad_checksum_at_the_end_waits_and_in_the_middle_costs_its_record_alone(

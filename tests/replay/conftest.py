@@ -135,8 +135,9 @@ def store(
     streams: dict[Spot, list[Record]] = {}
     for log in logs:
         streams[Spot("telemetry", log.uuid, log.partition)] = log.records
+        outputs = [output for output in outputs_of(log) if not (skip and skip(output))]
         for topic in ("windows", "facts", "alerts"):
-            said = [o.value for o in outputs_of(log) if o.topic == topic and not (skip and skip(o))]
+            said = [output.value for output in outputs if output.topic == topic]
             spot = Spot(topic, f"{topic}-uuid", log.partition)  # type: ignore[arg-type]
             streams[spot] = [Record(log.partition, at, 0, value) for at, value in enumerate(said)]
     core = SinkCore(lake)

@@ -134,7 +134,8 @@ def _print(found: detect.Found, made: Made, *, dry_run: bool, warn: str | None, 
         what.append(f"{made.evaluations:,} evaluations")
     if made.rewinds:
         what.append(f"gone back to an earlier step (a new attempt each time): {made.rewinds:,}")
-    lines.append(f"  {', '.join(what)}; {_iso(made.first_us)} to {_iso(made.last_us)}")
+    when = "" if made.first_us is None else f"; {_iso(made.first_us)} to {_iso(made.last_us)}"
+    lines.append(f"  {', '.join(what)}{when}")
     lines += [f"  {note}" for note in made.tally.notes]
     lines += _refused(made)
     added = made.rows.total()

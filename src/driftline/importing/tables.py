@@ -232,6 +232,7 @@ class CsvPart:
         self._part, self._reading, self._tally = carried(path.name), reading, tally
         self._lines = Lines(path)
         self._names: list[str] | None = None
+        self._header: list[str] = []
         self._joined: list[Line] = []
         self._rows = _Rows(self._part, reading, tally, text=True)
 
@@ -300,8 +301,8 @@ class CsvPart:
 
     def _row(self, line: int, fields: list[str]) -> Iterator[Item]:
         if self._names is None:
-            self._names = distinct(fields)
-        elif fields == self._names:
+            self._names, self._header = distinct(fields), fields
+        elif fields == self._header:
             self._tally.note("the header comes again: skipped")
         elif len(fields) != len(self._names):
             what = f"{len(fields)} fields, the header has {len(self._names)}"
@@ -316,19 +317,20 @@ def _note_end(lines: Lines, joined: Sequence[Line], tally: Tally) -> None:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Names without repetition: the second "a" is "a#2", a column without a name is "column 3".
+    """Names without repetition: the second "a" is "a#2", a column without a name is "column 3". Spaces around
+    a name are of the file, not of the name.
 
-    >>> distinct(["a", "", "a"])
+    >>> distinct(["a", "", " a"])
     ['a', 'column 2', 'a#2']
     """
-    made: list[str] = []
+    made: dict[str, None] = {}
     for at, name in enumerate(names, 1):
-        name = name or f"column {at}"
+        name = name.strip() or f"column {at}"
         key, number_of = name, 2
         while key in made:
             key, number_of = f"{name}#{number_of}", number_of + 1
-        made.append(key)
-    return made
+        made[key] = None
+    return list(made)
 
 
 class JsonPart:

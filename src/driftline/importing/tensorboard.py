@@ -187,7 +187,7 @@ class EventPart:
         self.position = 0
 
     def upto(self, limit: int, *, whole: bool) -> Iterator[Item]:
-        if limit <= self.position:
+        if limit <= self.position or not self._path.stat().st_size:
             return
         with open(self._path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             limit = min(limit, len(buffer))
