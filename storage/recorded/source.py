@@ -463,10 +463,13 @@ class TableLog:
             *(part.topic_uuid, part.partition, start, end),
         )
         copies: dict[int, Frame] = {}
+        all_pieces: dict[tuple[str, int], list[_Piece]] = {}  # of each file the footer is read once
         for offset, uuid, partition, original, size, run, process, rank, seq, counters in found:
             block = Block(np.array([original]), np.array([size]), self._names)
             other = part._replace(topic_uuid=uuid, partition=partition, start=0)
-            pieces = [p for p in self._pieces(other) if p.low <= original <= p.high]
+            if (uuid, partition) not in all_pieces:
+                all_pieces[uuid, partition] = list(self._pieces(other))
+            pieces = [p for p in all_pieces[uuid, partition] if p.low <= original <= p.high]
             self._fill(block, other, _Segment(original, original + 1, 0, pieces))
             head = Head(run, process, rank, seq, counters or "")
             copies[offset] = next(block.frames([head]))

@@ -274,6 +274,23 @@ def test_a_frame_sent_again_to_a_topic_made_anew_is_new_to_its_pipeline(log: Any
     assert proven(root).identical
 
 
+def test_many_frames_that_were_sent_twice_cost_no_look_at_all_files_each(
+    log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = log()
+    one.train("a", range(12), ranks=1)
+    for record in [record for record in one.records if (record.value or b"")[:1] == b"\xff"]:
+        one.put(record.value)
+    root = stored(one, commits=2)
+    looks = []
+    read = replay_source.pq.read_metadata
+    monkeypatch.setattr(replay_source.pq, "read_metadata", lambda path: looks.append(path) or read(path))
+    core = Pipeline()
+    said = core.step(beginning(core, one.uuid, one.partition, one.records), one.records)
+    assert replayed(root) == {(one.uuid, one.partition): said}
+    assert len(looks) <= 2 * len(set(looks))
+
+
 def test_decoded_frames_give_what_their_bytes_give(log: Any) -> None:
     """Whatever the order of the names in a frame was."""
     records = log.odd().records
