@@ -87,9 +87,7 @@ class Stored:
     def close(self) -> None:
         self._db.close()
 
-    def reached(
-        self, topic_uuid: str, partition: int, tables: Sequence[OutputTable] = OUTPUTS
-    ) -> int:
+    def reached(self, topic_uuid: str, partition: int, tables: Sequence[OutputTable] = OUTPUTS) -> int:
         """The last offset that caused a stored row, of whatever run; -1 where none did."""
         each = (
             f'SELECT max("offset") AS top FROM all_{name}'
