@@ -105,7 +105,9 @@ def test_no_command_takes_a_secret_on_its_line() -> None:
 
     found = options(typer.main.get_command(app))
     assert "--bootstrap" in found
-    assert [o for o in found if any(word in o for word in ("pass", "secret", "token", "key", "sasl"))] == []
+    words = ("pass", "secret", "token", "key", "sasl")
+    counts = {"--tokens"}  # those of a language model
+    assert [o for o in found if o not in counts and any(word in o for word in words)] == []
 
 
 def test_what_is_secret_is_marked_as_such_in_the_settings() -> None:
