@@ -94,8 +94,9 @@ _TREND = View(
         FROM (SELECT e.*, 1.96 * sqrt(e.wide * e.rest / greatest(e.m - 2 * e.wide, e.m / 4.0)) AS normal
             FROM reach AS e) AS r JOIN spans AS s ON s.part = r.part),
     reached AS (
-        SELECT r.block, r.first_step, max(r.level) OVER (ORDER BY r.block) AS best, r.later FROM (
-            SELECT c.block, lag(c.first_step) OVER o AS first_step,
+        SELECT r.block, r.first_step, max(r.level) OVER (ORDER BY r.block) AS best, r.later,
+            max(r.good) OVER (ORDER BY r.block) AS top FROM (
+            SELECT c.block, c.good, lag(c.first_step) OVER o AS first_step,
                 CASE WHEN count(*) OVER o = 4 THEN avg(c.good) OVER o END AS level,
                 avg(c.good) OVER after AS later
             FROM coarse AS c WINDOW o AS (ORDER BY c.block ROWS 3 PRECEDING),
@@ -104,7 +105,8 @@ _TREND = View(
         SELECT min(r.first_step) AS first_step, min(r.block) - 1 AS block,
             any_value(s.spread * sqrt(s.wide)) AS noise
         FROM reached AS r JOIN sloped AS s ON s.part = 1
-        WHERE r.best >= r.later - 2.576 * s.spread * sqrt(s.wide)),
+        WHERE r.best >= r.later - 2.576 * s.spread * sqrt(s.wide) AND r.top >= (
+            SELECT min(e.good) FROM coarse AS e WHERE 8 * e.block >= 7 * (SELECT count(*) FROM coarse))),
     plateau AS (
         SELECT any_value(l.first_step) AS plateau_since
         FROM level_since AS l JOIN coarse AS c ON c.block >= l.block,

@@ -76,6 +76,18 @@ def test_a_plateau_begins_where_the_improvement_ends(answers: Any) -> None:
     assert fallen["plateau_since"] <= 450
 
 
+def test_a_loss_that_went_on_falling_after_a_spike_is_on_no_plateau(answers: Any) -> None:
+    """As in the demonstration: the learning rate slips at step 386, and the loss is back below in 60 steps."""
+    steps = np.arange(700)
+    values = 2.2 * np.exp(-steps / 90) + 0.9 * (1 - steps / 900) ** 2
+    values[386:] = 0.1 + 0.3 * np.exp(-(steps[386:] - 386) / 90) + 2.8 * np.exp(-(steps[386:] - 386) / 12)
+    values = values * (1 + 0.08 * np.random.default_rng(3).normal(size=700))
+    answers.curves(("r", "m", steps, values))
+    found = answers.one("FROM trend('r', 'm', better := 'min')")
+    assert found["plateau_since"] is None
+    assert found["verdict"] != "plateau"
+
+
 def test_the_real_ppo_run_is_on_its_plateau_from_about_step_150(answers: Any, verl: Any) -> None:
     answers.curves(*verl)
     found = answers.one("FROM trend('verl', 'val/test_score/openai/gsm8k', target := 0.9)")
@@ -105,6 +117,7 @@ def test_real_losses_still_improve_and_real_rewards_collapse(answers: Any, csv_r
     assert ant["plateau_since"] <= 250_000
     dip = answers.one("FROM trend('td3_Ant-v3_1', 'reward', better := 'max')")
     assert dip["verdict"] == "plateau"
+    assert dip["plateau_since"] >= 300_000, "from 4,000 at step 210,000 it went on to 5,900, with a deep dip"
 
 
 def test_a_forecast_of_a_real_loss_covers_what_came(answers: Any, csv_rows: Any) -> None:
