@@ -124,7 +124,9 @@ _RESTS_ON = View(
         FROM windows AS k WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND k.span IS NULL
         QUALIFY k.revision = max(k.revision) OVER (
             PARTITION BY k.attempt, k.axis, k."group", k."start", k."end"))
-    SELECT 'window' AS kind, w.axis || ' [' || w."start" || ', ' || w."end" || ')' AS name, w.attempt,
+    SELECT 'window' AS kind, w.axis || ' [' || CASE w.axis WHEN 'time'
+            THEN make_timestamp(w."start") || ', ' || make_timestamp(w."end") || ') UTC'
+            ELSE w."start" || ', ' || w."end" || ')' END AS name, w.attempt,
         w."group", w.revision, w.mean AS value, w.topic_uuid, w."partition", w."offset", w.ordinal
     FROM w SEMI JOIN s ON s.attempt = w.attempt AND (w."group" = '' OR w."group" = 'rank=' || s.rank)
       AND CASE w.axis WHEN 'step' THEN s.step ELSE s.us END >= w."start"
@@ -136,7 +138,7 @@ _RESTS_ON = View(
     FROM alerts AS a SEMI JOIN s ON s.attempt = a.attempt AND (a.rank IS NULL OR a.rank = s.rank)
       AND s.step BETWEEN a.step AND coalesce(a.last_step, a.step)
     WHERE a.run = (SELECT run_id(of_run)) AND a.metric = of_metric
-    ORDER BY kind, "offset", ordinal
+    ORDER BY kind, "offset", ordinal, name
     """,
     "SELECT kind, name, value, \"offset\" FROM rests_on('digits', 'loss', 5)",
     "of_run, of_metric, of_step",

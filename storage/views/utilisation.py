@@ -48,7 +48,8 @@ _SYSTEM_READINGS = View(
 
 _THROUGHPUT = View(
     "throughput_over_time",
-    "one stretch of `every` seconds of a run and its throughput",
+    "one stretch of `every` seconds of a run and its throughput; steps are counted over the part of a "
+    "stretch in which the run trained, and a stretch with less than half of it has no row",
     """
     TABLE
     WITH logged AS (
@@ -59,9 +60,21 @@ _THROUGHPUT = View(
           AND abs(s.value) < 1e150 GROUP BY ALL),
     chosen AS (SELECT max(l.metric) FILTER (l.metric = 'tokens_per_second') AS tokens,
                    max(l.metric) AS any_metric FROM logged AS l),
+    ended AS MATERIALIZED (
+        SELECT epoch_us(t.ended) AS us, t.took_us FROM step_times(of_run) AS t, chosen AS c
+        WHERE c.any_metric IS NULL),
+    whole AS (
+        SELECT min(e.us - e.took_us) AS first, max(e.us) AS last, (every * 1000000)::BIGINT AS width
+        FROM ended AS e),
+    counted AS (
+        SELECT e.us // w.width AS slot, count(*) AS steps FROM ended AS e, whole AS w GROUP BY ALL),
+    covered AS (
+        SELECT c.slot, c.steps, w.width, w.last - w.first AS total,
+            least((c.slot + 1) * w.width, w.last) - greatest(c.slot * w.width, w.first) AS us
+        FROM counted AS c, whole AS w),
     stepped AS (
-        SELECT epoch_us(t.ended) // (every * 1000000)::BIGINT AS slot, count(*) / every::DOUBLE AS value
-        FROM step_times(of_run) AS t, chosen AS c WHERE c.any_metric IS NULL GROUP BY ALL)
+        SELECT c.slot, c.steps * 1e6 / c.us AS value FROM covered AS c
+        WHERE c.us > 0 AND 2 * c.us >= least(c.width, c.total))
     SELECT make_timestamptz((l.slot * every * 1000000)::BIGINT) AS start, sum(l.value) AS throughput,
         any_value(l.metric) AS throughput_from
     FROM logged AS l, chosen AS c WHERE l.metric = coalesce(c.tokens, c.any_metric) GROUP BY l.slot

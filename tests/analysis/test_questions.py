@@ -23,7 +23,7 @@ from driftline.analysis.page import page_of
 from driftline.analysis.questions import QUESTIONS
 from driftline.cli.app import app
 from driftline.errors import BadData
-from driftline.storage.open import Catalog
+from driftline.storage.open import Catalog, open_catalog
 
 GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "<script>alert('run')</script>"
@@ -197,3 +197,108 @@ def test_metrics_that_are_exactly_proportional_are_related(answered: Any) -> Non
     _, answer = answered("correlate")
     pair = answer.tables[0].rows[0]
     assert (pair["metric_a"], pair["metric_b"], pair["verdict"]) == ("grad_norm", "loss", "related")
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two imported runs: ``timed`` has a column of times, ``untimed`` has none."""
+    folder = tmp_path_factory.mktemp("imported")
+    (folder / "timed.csv").write_text(
+        "step,passed_ms,loss\n" + "".join(f"{step},{step * 250},{4 / (step + 1)}\n" for step in range(40))
+    )
+    (folder / "untimed.csv").write_text(
+        "step,loss\n" + "".join(f"{step},{4 / (step + 1)}\n" for step in range(40))
+    )
+    root = folder / "data"
+    for name, more in (("timed", ["--elapsed-column", "passed_ms"]), ("untimed", [])):
+        given = ["import", str(folder / f"{name}.csv"), "--run", name, "--root", str(root), *more]
+        result = runner.invoke(app, given)
+        assert result.exit_code == 0, result.output
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "options"),
+    [
+        ("goodput", [], {}),
+        ("utilisation", [], {}),
+        ("trend", ["loss"], {"target": 0.01, "better": "min"}),
+        ("compare", ["timed", "loss"], {"axis": "time"}),
+        ("cost", ["timed", "loss"], {"better": "min"}),
+    ],
+)
+def test_what_rests_on_made_up_times_says_so(
+    name: str, words: list[str], options: dict[str, Any], imported: Path
+) -> None:
+    with open_catalog(imported) as catalog:
+        _, answer = ask(catalog, QUESTIONS[name], ["untimed", *words], options)
+        notes = [note for note in answer.notes if "imported without times" in note]
+        assert notes == [
+            "untimed was imported without times: each step stands for a second, so what comes of the clock "
+            "(wall time, throughput) means nothing"
+        ]
+        if "timed" not in words:
+            _, answer = ask(catalog, QUESTIONS[name], ["timed", *words], options)
+            assert not any("without times" in note for note in answer.notes)
+
+
+def test_what_does_not_rest_on_times_says_nothing_of_them(imported: Path) -> None:
+    with open_catalog(imported) as catalog:
+        _, compared = ask(catalog, QUESTIONS["compare"], ["untimed", "timed", "loss"], {})
+        assert not any("without times" in note for note in compared.notes)
+        assert "their settings are not known: imported" in compared.notes
+        assert [series.name for series in compared.charts[0].lines] == ["untimed", "timed"]
+        result = runner.invoke(
+            app, ["report", "untimed", "--root", str(imported), "--out", str(imported / "r.html")]
+        )
+    assert result.exit_code == 0, result.output
+    assert "imported without times" in (imported / "r.html").read_text()
+
+
+def test_steps_that_overlap_are_told_from_time_that_was_lost(tables_of_two: Catalog) -> None:
+    """Two ranks take turns to be late by 100 ms: each of their clocks sees a second a step."""
+    _, answer = ask(tables_of_two, QUESTIONS["steps"], [], {})
+    assert len(answer.notes) == 1
+    assert "of the waiting for the slowest 4 s are in their next steps too" in answer.notes[0]
+    assert "by their own clocks take 40.5 s" in answer.notes[0]
+
+
+@pytest.fixture
+def tables_of_two(tmp_path: Path) -> Any:
+    rows = [
+        f"{step},{rank},{step + 0.05 * (-1) ** (step + rank)},0.5\n"
+        for step in range(41)
+        for rank in range(2)
+    ]
+    (tmp_path / "two.csv").write_text("step,rank,passed,span/forward\n" + "".join(rows))
+    given = [
+        "import",
+        str(tmp_path / "two.csv"),
+        "--elapsed-column",
+        "passed",
+        "--root",
+        str(tmp_path / "data"),
+    ]
+    result = runner.invoke(app, given)
+    assert result.exit_code == 0, result.output
+    with open_catalog(tmp_path / "data") as catalog:
+        yield catalog
+
+
+def test_runs_are_compared_along_the_running_sum_of_a_metric(catalog: Catalog) -> None:
+    words = ["01a-first", "01b-again", "loss"]
+    asked, answer = ask(catalog, QUESTIONS["compare"], words, {"axis": "tokens_per_second", "running": True})
+    assert answer.charts[0].x.title == "tokens_per_second so far"
+    assert asked.options["running"]
+
+
+def test_a_way_to_be_better_is_max_or_min(root: Path) -> None:
+    result = runner.invoke(app, ["trend", "01a-first", "loss", "--better", "up", "--root", str(root)])
+    assert result.exit_code == 2
+    assert "'up' is not one of 'max', 'min'" in result.output
+
+
+def test_a_change_without_a_past_has_no_drivers(catalog: Catalog) -> None:
+    _, answer = ask(catalog, QUESTIONS["drivers"], ["01a-first", "loss"], {"at": 2})
+    assert answer.says[0] == "Looked at is loss at step 2."
+    assert "No metric has enough points" in answer.says[1]

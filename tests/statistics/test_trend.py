@@ -77,7 +77,7 @@ def test_a_plateau_begins_where_the_improvement_ends(answers: Any) -> None:
 
 
 def test_a_loss_that_went_on_falling_after_a_spike_is_on_no_plateau(answers: Any) -> None:
-    """As in the demonstration: the learning rate slips at step 386, and the loss is back below in 60 steps."""
+    """As in the demonstration: the learning rate slips at step 386, the loss is back below in 60 steps."""
     steps = np.arange(700)
     values = 2.2 * np.exp(-steps / 90) + 0.9 * (1 - steps / 900) ** 2
     values[386:] = 0.1 + 0.3 * np.exp(-(steps[386:] - 386) / 90) + 2.8 * np.exp(-(steps[386:] - 386) / 12)

@@ -7,6 +7,8 @@ metric of the newest run.
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +33,9 @@ _WITH_GOAL = (
     'SELECT metric FROM metric_definitions WHERE run = $run AND goal IS NOT NULL ORDER BY "offset", metric'
 )
 
+_WITHOUT_TIMES = ("csv", "jsonl", "trainer_state")
+"""Formats whose rows have times only where a column of them was named or found."""
+
 
 def ask(
     catalog: Catalog, question: Question, words: Sequence[str], options: Mapping[str, Any]
@@ -53,12 +58,39 @@ def answer(catalog: Catalog, question: Question, asked: Asked) -> Answer:
         rows |= {name: rows_of(catalog, query) for name, query in more.items()}
     given = question.show(asked, rows)
     main = tuple(query.literal for query in queries.values())[:1]
-    return replace(given, notes=(*asked.notes, *given.notes), sql=given.sql or main)
+    timeless = without_times(catalog, asked.runs) if question.timed(asked) and not given.empty else ()
+    return replace(given, notes=(*asked.notes, *timeless, *given.notes), sql=given.sql or main)
+
+
+def without_times(catalog: Catalog, runs: Sequence[Run]) -> tuple[str, ...]:
+    """What to say of runs whose source had no times, so that the import made them up."""
+    asking = Query(
+        "SELECT run, config FROM runs WHERE list_contains($runs, run)", {"runs": [r.run for r in runs]}
+    )
+    configs = {row["run"]: row["config"] for row in rows_of(catalog, asking)}
+    return tuple(
+        f"{run.called} was imported without times: each step stands for a second, so what comes of the clock "
+        "(wall time, throughput) means nothing"
+        for run in runs
+        if _made_up(configs.get(run.run))
+    )
+
+
+def _made_up(config: str | None) -> bool:
+    try:
+        read = json.loads(config or "{}")
+    except ValueError:
+        return False
+    how = read.get("import") if isinstance(read, dict) else None
+    if not isinstance(how, dict):
+        return False
+    return how.get("format") in _WITHOUT_TIMES and not how.get("time") and not how.get("elapsed")
 
 
 def rows_of(catalog: Catalog, query: Query) -> list[Row]:
     """The rows of one query as dictionaries."""
-    used = {name: value for name, value in query.parameters.items() if f"${name}" in query.sql}
+    named = set(re.findall(r"\$(\w+)", query.sql))
+    used = {name: value for name, value in query.parameters.items() if name in named}
     rows: list[Row] = catalog.query(query.sql, used or None).to_pylist()
     return rows
 

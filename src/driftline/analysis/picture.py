@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,9 @@ WIDTH, HEIGHT = 5.3, 3.1
 NAMED_MAX = 4
 """Marks named in a picture; the others are drawn."""
 LEAST_SKEW = 0.3
+TITLE_MAX = 300
+_LETTERS_AN_INCH = 8.5
+"""Of a title: wider letters would leave the picture."""
 _NAME_MAX = 34
 _LABELS_MAX = 24
 
@@ -54,7 +58,8 @@ def _figure(
 ) -> Figure:
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.06))
     if title:
-        figure.suptitle(visible(title, 110), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        lines = textwrap.wrap(visible(title, TITLE_MAX), int(size[0] * _LETTERS_AN_INCH), max_lines=3)
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12, fontweight="bold")
     grid = figure.subplots(math.ceil(len(charts) / across), across, squeeze=False)
     for axes, chart in zip(grid.flat, charts, strict=False):
         axes.set_title(visible(chart.title, 64), fontsize=10)

@@ -29,9 +29,26 @@ class Run(NamedTuple):
         return f"{self.name} ({self.run})" if self.name else self.run
 
     @property
+    def called(self) -> str:
+        return self.name or self.run
+
+    @property
     def short(self) -> str:
         """For legends: the name with the end of the id, since names need not be unique."""
         return f"{self.name} …{self.run[-6:]}" if self.name else self.run[-24:]
+
+
+def labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    """For legends and heads of columns: the names, with the ends of the ids where a name is not unique.
+
+    >>> labels([Run("id-000001", "muon"), Run("id-000002", "adam")])
+    ('muon', 'adam')
+    >>> labels([Run("id-000001", "muon"), Run("id-000002", "muon")])
+    ('muon …000001', 'muon …000002')
+    """
+    names = [run.name for run in runs]
+    unique = all(names) and len(set(names)) == len(names)
+    return tuple(run.name if unique else run.short for run in runs)
 
 
 class Query(NamedTuple):
@@ -91,6 +108,8 @@ class Question:
     show: Callable[[Asked, Rows], Answer]
     then: Callable[[Asked, Rows], Mapping[str, Query]] | None = None
     """Queries that depend on the answers of the first ones."""
+    timed: Callable[[Asked], bool] = lambda asked: False
+    """Whether the answer rests on times: those of an import that had none mean nothing."""
     runs: tuple[int, int] = (1, 1)
     metrics: tuple[int, int] = (0, 0)
     of: Of = "samples"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driftline.analysis.answer import Answer, Column, Row, table
-from driftline.analysis.ask import answer, known_metric, named_runs, rows_of
+from driftline.analysis.ask import answer, known_metric, named_runs, rows_of, without_times
 from driftline.analysis.page import body_of, charts_of, document, escape, table_of, tiles
 from driftline.analysis.question import Asked, Query, Run
 from driftline.analysis.questions import QUESTIONS
@@ -115,6 +115,7 @@ def page(
     if len(runs) > RUNS_MAX:
         raise BadData(f"a report compares at most {RUNS_MAX} runs, these are {len(runs)}")
     chosen = [known_metric(catalog, runs[0], name) for name in metrics]
+    notes = [*notes, *without_times(catalog, runs)]
     each = [gathered(catalog, run, chosen) for run in runs]
     shared = [name for name in _goals(catalog, runs[0]) if not chosen or name in chosen][:COMPARED_MAX]
     compared = {

@@ -92,6 +92,18 @@ def duration(seconds: float) -> str:
     return f"{left} s"
 
 
+def unit_of_time(seconds: float) -> tuple[float, str]:
+    """The unit of an axis that goes to so many seconds, and how many seconds it is.
+
+    >>> unit_of_time(90), unit_of_time(900), unit_of_time(9000), unit_of_time(900_000)
+    ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'), (86400.0, 'd'))
+    """
+    for size, name in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return size, name
+    return 1.0, "s"
+
+
 def share(value: float) -> str:
     """A part of a whole.
 

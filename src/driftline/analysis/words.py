@@ -45,6 +45,7 @@ def marks_of(
 ) -> tuple[Mark, ...]:
     """Alerts (of one metric, if one is named) and checkpoints on an axis of steps."""
     wanted = [a for a in alerts if a["step"] is not None and (metric is None or a["metric"] == metric)]
+    wanted.sort(key=lambda alert: int(alert["step"]))
     said = [
         Mark(
             float(a["step"]),
@@ -60,6 +61,23 @@ def marks_of(
 def alert_label(alert: Row) -> str:
     """The rule, and the rank if one is meant."""
     return str(alert["rule"]) + (f", rank {alert['rank']}" if alert["rank"] is not None else "")
+
+
+def settings_changed(rows: Sequence[Row], most: int) -> str:
+    """What differs in the configurations of two runs, in one line; how they were imported is none of it.
+
+    >>> settings_changed([{"setting": "lr", "a": "0.1", "b": None}], 6)
+    '1 setting differs: lr 0.1 → not set'
+    """
+    changed = [row for row in rows if not str(row["setting"]).startswith("import.")]
+    if not changed:
+        return "their settings are not known: imported" if rows else "the runs have the same configuration"
+    said = [f"{row['setting']} {_set(row['a'])} → {_set(row['b'])}" for row in changed]
+    return f"{count(len(changed), 'setting differs', 'settings differ')}: {listed(said, most)}"
+
+
+def _set(value: str | None) -> str:
+    return "not set" if value is None else value
 
 
 def count(number: int, one: str, many: str = "") -> str:

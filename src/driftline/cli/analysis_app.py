@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import StrEnum
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,14 @@ from driftline.cli.outcome import Level, finish, set_up_logging
 
 PANEL = "Ask"
 Options = dict[str, Any]
+
+
+class Way(StrEnum):
+    """Which way is better."""
+
+    MAX = "max"
+    MIN = "min"
+
 
 _METRIC = "[RUN] [METRIC]"
 _HELP = {
@@ -150,10 +159,10 @@ def add_questions(app: typer.Typer) -> None:
 
     @_asks(app, "[RUN] [METRIC]")
     def evals(
-        better: Annotated[str | None, typer.Option(help="max or min. Default: the declared goal.")] = None,
+        better: Annotated[Way | None, typer.Option(help="Default: the declared goal.")] = None,
     ) -> Options:
         """Evaluation curves with their intervals, the best checkpoint, and what they cost."""
-        return {"better": better}
+        return {"better": better and better.value}
 
     @_asks(app, _METRIC)
     def trend(
@@ -161,11 +170,11 @@ def add_questions(app: typer.Typer) -> None:
         over: Annotated[int | None, typer.Option(min=1, help="Last steps looked at. Default: half.")] = None,
         ahead: Annotated[int | None, typer.Option(min=1, help="Steps to look ahead.")] = None,
         better: Annotated[
-            str | None, typer.Option(help="max or min. Default: the declared goal, else the way it went.")
+            Way | None, typer.Option(help="Default: the declared goal, else the way it went.")
         ] = None,
     ) -> Options:
         """Where a metric is going: slope, forecast, time to a target, plateau."""
-        return {"target": target, "over": over, "ahead": ahead, "better": better}
+        return {"target": target, "over": over, "ahead": ahead, "better": better and better.value}
 
     @_asks(app, "[RUN] [RUN] [METRIC]")
     def compare(
@@ -178,10 +187,10 @@ def add_questions(app: typer.Typer) -> None:
         last: Annotated[
             float | None, typer.Option(min=0, max=1, help="Part that is judged. Default: the last half.")
         ] = None,
-        better: Annotated[str | None, typer.Option(help="max or min. Default: the declared goal.")] = None,
+        better: Annotated[Way | None, typer.Option(help="Default: the declared goal.")] = None,
     ) -> Options:
         """How the second run differs from the first, with an interval."""
-        return {"axis": axis, "running": running or None, "last": last, "better": better}
+        return {"axis": axis, "running": running or None, "last": last, "better": better and better.value}
 
     @_asks(app, "[RUN] [METRIC] [METRIC]")
     def correlate(
@@ -209,10 +218,10 @@ def add_questions(app: typer.Typer) -> None:
         last: Annotated[
             float | None, typer.Option(min=0, max=1, help="Part that is judged. Default: the last half.")
         ] = None,
-        better: Annotated[str | None, typer.Option(help="max or min. Default: the declared goal.")] = None,
+        better: Annotated[Way | None, typer.Option(help="Default: the declared goal.")] = None,
     ) -> Options:
         """What the second run bought over the first: metric gained against time and money."""
-        return {"price": price, "tokens": tokens, "last": last, "better": better}
+        return {"price": price, "tokens": tokens, "last": last, "better": better and better.value}
 
     @_asks(app, "[RUN]")
     def goodput() -> Options:

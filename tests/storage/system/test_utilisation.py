@@ -53,7 +53,24 @@ def test_where_no_throughput_is_logged_it_is_the_steps_in_a_second(tables: Any) 
     tables.process("r", "p")
     tables.samples("r", "p", [("loss", step, 10.0 + step / 2, 1.0) for step in range(41)])
     found = tables.rows("SELECT throughput, throughput_from FROM throughput_over_time('r') ORDER BY start")
-    assert found == [(2.0, "steps per second"), (2.0, "steps per second"), (0.1, "steps per second")]
+    assert found == [(2.0, "steps per second"), (2.0, "steps per second")], "the last step is no stretch"
+
+
+@pytest.mark.parametrize("begin", [10.0, 13.0, 18.5])
+def test_throughput_does_not_fall_where_a_run_begins_or_ends_inside_of_a_stretch(
+    tables: Any, begin: float
+) -> None:
+    tables.process("r", "p")
+    tables.samples("r", "p", [("loss", step, begin + step / 4, 1.0) for step in range(1, 130)])
+    found = [pace for (pace,) in tables.rows("SELECT throughput FROM throughput_over_time('r')")]
+    assert len(found) >= 3
+    assert found == pytest.approx([4.0] * len(found), rel=0.06)
+
+
+def test_a_run_shorter_than_a_stretch_has_its_throughput(tables: Any) -> None:
+    tables.process("r", "p")
+    tables.samples("r", "p", [("loss", step, 10.0 + step / 2, 1.0) for step in range(5)])
+    assert tables.rows("SELECT throughput FROM throughput_over_time('r')") == [(2.5,)]
 
 
 def test_hours_of_a_gpu_are_used_or_not(tables: Any) -> None:

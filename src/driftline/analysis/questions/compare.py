@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Plot, line
-from driftline.analysis.question import Asked, Query, Question, Rows, Run, arguments
+from driftline.analysis.question import Asked, Query, Question, Rows, arguments, labels
 from driftline.analysis.values import quantity
-from driftline.analysis.words import UNIT_OF_METRIC, count, interval, listed, unit_of
+from driftline.analysis.words import UNIT_OF_METRIC, interval, settings_changed, unit_of
 
 DIFFERENCES_MAX = 6
 
@@ -42,21 +42,20 @@ def _show(asked: Asked, rows: Rows) -> Answer:
         axis, Axis(axis + (" so far" if asked.options.get("running") else ""))
     )
     places = [row["place"] for row in bins]
-    lines = [
-        line(run.short, places, [row[side] for row in bins]) for run, side in ((first, "a"), (second, "b"))
-    ]
+    one, other = labels((first, second))
+    lines = [line(name, places, [row[side] for row in bins]) for name, side in ((one, "a"), (other, "b"))]
     apart = line("difference", places, [row["difference"] for row in bins])
     charts = (
         Plot(metric, across, Axis(metric, unit), tuple(lines)),
-        Plot(f"{second.short} minus {first.short}", across, Axis("difference", unit), (apart,), level=0.0),
+        Plot(f"{other} minus {one}", across, Axis("difference", unit), (apart,), level=0.0),
     )
     shown = (
         table(
             "summary",
             "",
             rows["summary"],
-            Column("a", first.short, unit=unit),
-            Column("b", second.short, unit=unit),
+            Column("a", one, unit=unit),
+            Column("b", other, unit=unit),
             Column("difference", unit=unit),
             Column("low"),
             Column("high"),
@@ -75,12 +74,12 @@ def _show(asked: Asked, rows: Rows) -> Answer:
             drawn=True,
         ),
     )
-    says = (_verdict(found, first, second, unit, metric),)
+    says = (_verdict(found, other, unit, metric),)
     return Answer("compare", title, says, shown, charts, (*_notes(found), *_config(rows)))
 
 
-def _verdict(found: Row, first: Run, second: Run, unit: str, metric: str) -> str:
-    words = (found["verdict"] or "no verdict").replace("b is", f"{second.short} is")
+def _verdict(found: Row, other: str, unit: str, metric: str) -> str:
+    words = (found["verdict"] or "no verdict").replace("b is", f"{other} is")
     gap = interval(found["difference"], found["low"], found["high"], unit)
     return (
         f"{metric}: {words}. {quantity(found['b'], unit)} against {quantity(found['a'], unit)}, a "
@@ -99,15 +98,14 @@ def _notes(found: Row) -> tuple[str, ...]:
 
 def _config(rows: Rows) -> tuple[str, ...]:
     """What differs in the configurations, in one line."""
-    changed = rows["settings"]
-    if not changed:
-        return ("the runs have the same configuration",)
-    said = [f"{row['setting'].removeprefix('$.')} {_set(row['a'])} → {_set(row['b'])}" for row in changed]
-    return (f"{count(len(changed), 'setting')} differ: {listed(said, DIFFERENCES_MAX)}",)
+    return (settings_changed(rows["settings"], DIFFERENCES_MAX),)
 
 
-def _set(value: str | None) -> str:
-    return "not set" if value is None else value
-
-
-COMPARE = Question("compare", _queries, _show, runs=(2, 2), metrics=(1, 1))
+COMPARE = Question(
+    "compare",
+    _queries,
+    _show,
+    runs=(2, 2),
+    metrics=(1, 1),
+    timed=lambda asked: asked.options.get("axis") == "time",
+)

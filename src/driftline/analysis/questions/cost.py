@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Bars, Part
-from driftline.analysis.question import Asked, Query, Question, Rows, arguments
-from driftline.analysis.values import duration
-from driftline.analysis.words import UNIT_OF_METRIC, count, interval, listed, unit_of
+from driftline.analysis.question import Asked, Query, Question, Rows, arguments, labels
+from driftline.analysis.values import duration, unit_of_time
+from driftline.analysis.words import UNIT_OF_METRIC, interval, settings_changed, unit_of
 
 SETTINGS_MAX = 6
 
@@ -28,22 +28,22 @@ def _show(asked: Asked, rows: Rows) -> Answer:
     if not rows["cost"] or None in (rows["cost"][0]["hours_a"], rows["cost"][0]["hours_b"]):
         return Answer("cost", title, empty=f"the runs have no common part of {asked.metric}")
     found, unit = rows["cost"][0], unit_of(asked.metric, rows["declared"])
-    says = [_gained(found, asked, unit), _spent(found, first.short, second.short)]
-    says += _reached(found, first.short, second.short)
-    hours = tuple((found[f"hours_{side}"] or 0.0, found[f"eval_hours_{side}"] or 0.0) for side in "ab")
-    chart = Bars(
-        "Hours",
-        Axis("time", "hours"),
-        (first.short, second.short),
-        (Part("training", (hours[0][0], hours[1][0])), Part("evaluation", (hours[0][1], hours[1][1]))),
+    one, other = labels((first, second))
+    says = [_gained(found, asked, other, unit), _spent(found, one, other), *_reached(found, one, other)]
+    spent = [tuple(3600 * (found[f"{of}_{side}"] or 0.0) for side in "ab") for of in ("hours", "eval_hours")]
+    size, name = unit_of_time(max(map(sum, zip(*spent, strict=True))))
+    parts = tuple(
+        Part(name, tuple(seconds / size for seconds in of))
+        for name, of in zip(("training", "evaluation"), spent, strict=True)
     )
+    chart = Bars("Time", Axis("time", name), (one, other), parts)
     settings = table(
         "settings",
         "settings that differ",
         rows["settings"],
         Column("setting"),
-        Column("a", first.short),
-        Column("b", second.short),
+        Column("a", one),
+        Column("b", other),
         Column("what"),
     )
     told = table(
@@ -53,10 +53,10 @@ def _show(asked: Asked, rows: Rows) -> Answer:
         Column("gain", unit=unit),
         Column("gain_low", "low"),
         Column("gain_high", "high"),
-        Column("hours_a", f"hours, {first.short}"),
-        Column("hours_b", f"hours, {second.short}"),
-        Column("devices_a", f"ranks, {first.short}"),
-        Column("devices_b", f"ranks, {second.short}"),
+        Column("hours_a", f"hours, {one}"),
+        Column("hours_b", f"hours, {other}"),
+        Column("devices_a", f"ranks, {one}"),
+        Column("devices_b", f"ranks, {other}"),
         Column("gain_per_hour", "gain per extra hour"),
         Column("gain_per_money", "gain per money"),
         drawn=True,
@@ -64,12 +64,12 @@ def _show(asked: Asked, rows: Rows) -> Answer:
     return Answer("cost", title, tuple(says), (told, settings), (chart,), _why(found, rows))
 
 
-def _gained(found: Row, asked: Asked, unit: str) -> str:
+def _gained(found: Row, asked: Asked, other: str, unit: str) -> str:
     if found["gain"] is None:
         verdict = found["verdict"] or "no verdict"
         return f"{asked.metric}: {verdict}; say which way is better with --better max or min."
     words = interval(found["gain"], found["gain_low"], found["gain_high"], unit)
-    verdict = (found["verdict"] or "no verdict").replace("b is", f"{asked.runs[1].short} is")
+    verdict = (found["verdict"] or "no verdict").replace("b is", f"{other} is")
     return f"{asked.metric}: {verdict}; gained {words} (95 % interval, better is {found['direction']})."
 
 
@@ -93,13 +93,8 @@ def _reached(found: Row, first: str, second: str) -> list[str]:
 
 
 def _why(found: Row, rows: Rows) -> tuple[str, ...]:
-    changed = [f"{row['setting']} {row['a']} → {row['b']}" for row in rows["settings"]]
     notes = [found["why"]] if found.get("why") else []
-    if changed:
-        notes.append(
-            f"{count(len(changed), 'setting differs', 'settings differ')}: {listed(changed, SETTINGS_MAX)}"
-        )
-    return tuple(notes)
+    return (*notes, settings_changed(rows["settings"], SETTINGS_MAX))
 
 
-COST = Question("cost", _queries, _show, runs=(2, 2), metrics=(1, 1))
+COST = Question("cost", _queries, _show, runs=(2, 2), metrics=(1, 1), timed=lambda asked: True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from driftline.analysis.answer import Answer, Column, table
 from driftline.analysis.chart import Axis, Bars, Part
 from driftline.analysis.question import Asked, Query, Question, Rows
-from driftline.analysis.values import duration, share
+from driftline.analysis.values import duration, share, unit_of_time
 from driftline.analysis.words import count, listed
 
 
@@ -45,9 +45,10 @@ def _show(asked: Asked, rows: Rows) -> Answer:
         Column("n", "times"),
         Column("says", ""),
     )
-    parts = tuple(Part(row["category"], (row["seconds"],)) for row in ledger)
-    chart = Bars("Wall time", Axis("time", "s"), ("the run",), parts)
+    size, name = unit_of_time(sum(row["seconds"] for row in ledger))
+    parts = tuple(Part(row["category"], (row["seconds"] / size,)) for row in ledger)
+    chart = Bars("Wall time", Axis("time", name), ("the run",), parts)
     return Answer("goodput", title, tuple(says), (shown,), (chart,))
 
 
-GOODPUT = Question("goodput", _queries, _show)
+GOODPUT = Question("goodput", _queries, _show, timed=lambda asked: True)

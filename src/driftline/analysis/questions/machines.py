@@ -189,5 +189,5 @@ def _scaling_chart(runs: Sequence[Row]) -> Plot:
     return Plot("Throughput by ranks", Axis("ranks"), Axis(ordered[0]["throughput_from"]), (ideal, measured))
 
 
-UTILISATION = Question("utilisation", _used_queries, _show_used)
+UTILISATION = Question("utilisation", _used_queries, _show_used, timed=lambda asked: True)
 SCALING = Question("scaling", _scaling_queries, _show_scaling)

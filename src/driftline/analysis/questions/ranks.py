@@ -17,6 +17,10 @@ _NO_SPANS = (
 )
 _SLOW = ("slow rank", "slow ranks", "slow rank at times")
 WORK = "(work)"
+OVERLAP_MIN = 0.01
+"""Of the time of the steps: from there on it is said that they overlap."""
+PARTS_MAX = 8
+"""Parts of a step in a sentence: the largest."""
 
 
 def _metric(asked: Asked) -> str | None:
@@ -140,6 +144,11 @@ def _step_queries(asked: Asked) -> dict[str, Query]:
             "FROM critical_path($run) GROUP BY rank ORDER BY share DESC, rank",
             given,
         ),
+        "overlap": Query(
+            "SELECT sum(barrier_seconds) FILTER (seconds_from = 'clock') / count(DISTINCT process) AS twice, "
+            "sum(step_seconds) / count(DISTINCT process) AS seconds FROM rank_steps($run)",
+            given,
+        ),
     }
 
 
@@ -150,15 +159,15 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
         return Answer("steps", title, empty=_NO_SPANS)
     factor = asked.options.get("factor") or 2.0
     mean = sum(row["seconds"] for row in parts)
-    said = [
-        f"{_part(row['span'])} {share(row['share'])}"
-        for row in parts
-        if row["share"] and row["share"] >= 0.005
-    ]
+    told = [row for row in parts if row["share"] and row["share"] >= 0.005]
+    most = sorted(told, key=lambda row: -row["share"])[:PARTS_MAX]
+    said = [f"{_part(row['span'])} {share(row['share'])}" for row in told if row in most]
+    if left := len(told) - len(most):
+        said.append(f"{left} more")
     steps, seconds = sum(row["steps"] for row in critical), sum(row["seconds"] for row in critical)
     says = [
         f"A step takes {duration(mean)} (mean of {count(steps, 'step')}, {duration(seconds)} in all): "
-        f"{listed(said)}."
+        f"{listed(said, PARTS_MAX + 1)}."
     ]
     if critical[0]["ranks"] > 1:
         says.append(
@@ -199,7 +208,18 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
             Column("moved", "steps where another rank is slowest then"),
         ),
     )
-    return Answer("steps", title, tuple(says), tables, (_stack(parts),))
+    return Answer("steps", title, tuple(says), tables, (_stack(parts),), _overlap(rows["overlap"][0]))
+
+
+def _overlap(found: Row) -> tuple[str, ...]:
+    """By the clock a step begins where the rank's last one ended: a wait after it is in the next one too."""
+    twice, seconds = found["twice"] or 0.0, found["seconds"] or 0.0
+    if not seconds or twice < OVERLAP_MIN * seconds:
+        return ()
+    return (
+        f"ranks end a step at different moments: of the waiting for the slowest {duration(twice)} are in "
+        f"their next steps too, which by their own clocks take {duration(seconds - twice)} in all",
+    )
 
 
 def _part(span: str) -> str:
@@ -217,4 +237,4 @@ def _stack(parts: Sequence[Row]) -> Bars:
 
 
 RANKS = Question("ranks", _rank_queries, _show_ranks, then=_rank_details, metrics=(0, 1), of="spans")
-STEPS = Question("steps", _step_queries, _show_steps)
+STEPS = Question("steps", _step_queries, _show_steps, timed=lambda asked: True)

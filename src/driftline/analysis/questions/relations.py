@@ -45,7 +45,9 @@ def _show_pairs(asked: Asked, rows: Rows) -> Answer:
             "their changes do not, as of any two curves that go somewhere."
         )
     out = pairs[0]["metrics_left_out"]
-    notes = (f"{count(out, 'metric was', 'metrics were')} not looked at: name one",) if out else ()
+    notes = (
+        (f"{count(out, 'metric was', 'metrics were')} not looked at: name one of them first",) if out else ()
+    )
     shown = table(
         "pairs",
         "pairs, the surest first",
@@ -111,13 +113,18 @@ def _show_drivers(asked: Asked, rows: Rows) -> Answer:
         )
     change = moved[0]["change_step"]
     before = [row for row in moved if row["verdict"] == "moved before"]
-    says = [
-        f"{metric} changed at step {change}"
-        + ("." if asked.options.get("at") is not None else ", where its level changed most.")
-    ]
+    says = [f"{metric} changed at step {change}, where its level changed most."]
+    if asked.options.get("at") is not None:
+        says = [f"Looked at is {metric} at step {change}."]
+    elif moved[0]["verdict"] == "did not move":
+        says = [f"{metric} has no sudden change; its level changed most about step {change}."]
     if before:
         named = [f"{row['metric']} ({count(row['lead'], 'step')} before)" for row in before[:NAMED_MAX]]
         says.append(f"Off their course before it: {listed(named)}.")
+    elif all(row["verdict"] == "too few points" for row in moved):
+        says.append(
+            "No metric has enough points before it to know its course: --back STEPS, or a later step."
+        )
     else:
         says.append("No other metric left its course before it.")
     along = [row["metric"] for row in moved if row["verdict"] == "moved with it"]

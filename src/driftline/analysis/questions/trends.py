@@ -109,4 +109,6 @@ def _notes(found: Row) -> tuple[str, ...]:
     return tuple(notes)
 
 
-TREND = Question("trend", _queries, _show, metrics=(1, 1))
+TREND = Question(
+    "trend", _queries, _show, metrics=(1, 1), timed=lambda asked: asked.options.get("target") is not None
+)
