@@ -1,9 +1,10 @@
-"""The examples in docstrings of the contract, the settings and the command line are true."""
+"""The examples in docstrings are true, of all modules."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "driftline"
 MODULES = sorted(
     ".".join(("driftline", *path.relative_to(SOURCE).with_suffix("").parts))
-    for folder in (SOURCE, SOURCE / "cli", SOURCE / "streams", SOURCE / "producers")
-    for path in folder.glob("*.py")
+    for folder, _, files in os.walk(SOURCE, followlinks=True)
+    for path in (Path(folder, file) for file in files if file.endswith(".py"))
     if ">>>" in path.read_text()
 )
 

@@ -80,7 +80,7 @@ def mentioned(sql: str) -> list[View]:
     A name that SQL puts together from pieces is not seen.
 
     >>> [view.name for view in mentioned("FROM curves")]
-    ['run_id', 'attempts', 'sample_attempts', 'curves_all', 'curves']
+    ['attempts', 'restarted', 'sample_attempts', 'curves']
     """
     if _OF_ALL.search(sql):
         return list(VIEWS)

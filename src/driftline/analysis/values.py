@@ -74,7 +74,7 @@ def duration(seconds: float) -> str:
     """A stretch of time for people: two units at most.
 
     >>> [duration(s) for s in (0.0, 0.0123, 3.21, 75, 3 * 3600 + 120, 200_000)]
-    ['0 s', '12.3 ms', '3.21 s', '1 min 15 s', '3 h 2 min', '2 d 8 h']
+    ['0 s', '12.3 ms', '3.21 s', '1 min 15 s', '3 h 2 min', '2 d 7 h']
     """
     if not math.isfinite(seconds):
         return str(seconds)
