@@ -40,6 +40,14 @@ def visible(text: str, most: int = _MOST) -> str:
 class VisibleFormatter(logging.Formatter):
     """One line per message, whatever it quotes; a trace keeps its lines."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        """Not with the text of a trace that another handler's formatter has left in the record."""
+        left, record.exc_text = record.exc_text, None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = left
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
         return visible(super().formatMessage(record))
 

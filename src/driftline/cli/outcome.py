@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -81,9 +81,17 @@ def _fail(name: str, text: str, code: int, debug: bool) -> int:
     return code
 
 
+class _OnStderr(logging.StreamHandler[TextIO]):
+    """The handler of :func:`set_up_logging`."""
+
+
 def set_up_logging(level: Level, *, role: str) -> None:
-    """Our own log lines on stderr from ``level`` up; with "debug" those of the client libraries too."""
-    handler = logging.StreamHandler()
+    """Our own log lines on stderr from ``level`` up; with "debug" those of the client libraries too. Called
+    again, it takes the place of what it did before."""
+    for logger in (logging.getLogger(), logging.getLogger("driftline")):
+        for earlier in [handler for handler in logger.handlers if isinstance(handler, _OnStderr)]:
+            logger.removeHandler(earlier)
+    handler = _OnStderr()
     handler.setFormatter(VisibleFormatter(f"%(asctime)s {role}: %(message)s", "%H:%M:%S"))
     handler.setLevel(level.upper())
     ours = logging.getLogger("driftline")
