@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from driftline.errors import BadData
 from driftline.storage import catalog
+from driftline.storage.answers import rows_of
 from driftline.storage.listing import newest_commits, read_files
 from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.tables import TABLES, TableName
@@ -71,8 +72,7 @@ class Catalog:
 
     def rows(self, sql: str, parameters: Parameters | None = None) -> list[tuple[Any, ...]]:
         """The answer as tuples of Python values. Raises as :meth:`query`."""
-        table = self.query(sql, parameters)
-        return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        return list(rows_of(self.query(sql, parameters)))
 
     def stream(self, sql: str, rows: int) -> Generator[pa.RecordBatch, None, None]:
         """The answer to ``sql`` piece by piece, of about ``rows`` rows; one without rows if there are none.

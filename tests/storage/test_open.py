@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 
+from driftline.cli.sql import print_answer
 from driftline.errors import BadData
 from driftline.storage import catalog as catalog_file
 from driftline.storage.open import open_catalog
@@ -51,6 +53,19 @@ def test_a_query_sees_what_was_committed_since_the_catalog_was_opened(store: Any
         assert catalog.rows("SELECT count(*) FROM samples") == [(0,)]
         store.put("telemetry", make.frame(0, {"loss": [1.0]}))
         assert catalog.rows("SELECT count(*) FROM samples") == [(1,)]
+
+
+def test_a_time_that_python_has_no_date_for_is_shown_as_a_number(
+    store: Any, make: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broken clock in one frame must not hide all others."""
+    times = np.array([make.t0, 2**62])
+    store.put("telemetry", make.frame(0, {"loss": [1.0, 2.0]}, time_us=times))
+    with open_catalog(store.root) as catalog:
+        found = catalog.rows("SELECT time, value FROM samples ORDER BY value")
+    assert [time if value == 2.0 else time.year for time, value in found] == [2023, 2**62]
+    assert print_answer(store.root, "SELECT time FROM samples", form="table", max_rows=9) == 0
+    assert str(2**62) in capsys.readouterr().out
 
 
 def test_a_foreign_file_in_a_log_hides_no_commit(store: Any, make: Any) -> None:

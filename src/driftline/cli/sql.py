@@ -17,6 +17,7 @@ from rich.console import Console
 from driftline.analysis.terminal import CELL_MAX, print_rows
 from driftline.analysis.values import csv_cell, jsonable, plain
 from driftline.errors import BadData
+from driftline.storage.answers import rows_of
 from driftline.storage.sql import query
 from driftline.visible import visible
 
@@ -68,7 +69,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _rows(answer: Any) -> Iterator[tuple[Any, ...]]:
     for batch in answer.to_batches(max_chunksize=BATCH_ROWS):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        yield from rows_of(batch)
 
 
 def _print_table(answer: Any, max_rows: int) -> None:
