@@ -9,8 +9,8 @@ import pyarrow as pa
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """The rows one by one. An instant for which Python has no date (before year 1, after 9999: a broken clock)
-    is the number of microseconds since 1970."""
+    """The rows one by one. An instant for which Python has no date (before year 1, after 9999: a broken
+    clock) is the number of microseconds since 1970."""
     return zip(*map(values_of, table.columns), strict=True)
 
 

@@ -288,10 +288,10 @@ def test_a_deletion_that_fails_is_one_line_holds_up_nothing_and_is_tried_again(
     settle(store, make)
     delete = Lake.delete
 
-    def full(lake: Lake, name: Any, predicate: str) -> int:
+    def full(lake: Lake, name: Any, predicate: str, **rest: Any) -> int:
         if name == "samples":
             raise Unavailable("table samples cannot be rid of old rows: No space left on device\nmore")
-        return delete(lake, name, predicate)
+        return delete(lake, name, predicate, **rest)
 
     keeper = Keeper(store, make)
     with monkeypatch.context() as patch:
