@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: help setup demo test sim lint constraints clean
 SEEDS ?= 200
+TEST ?=
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -25,7 +26,7 @@ demo: setup  ## run the demonstration: a real training, watched, evaluated, stor
 	@$(BIN)/driftline demo
 
 test: setup  ## run all tests
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(TEST)
 
 sim: setup  ## simulate SEEDS=200 lives of the whole system, with every fault that has a name
 	@PYTHONPATH=tests/sim $(BIN)/python -m simulation --seeds $(SEEDS) $(SIM)
