@@ -20,26 +20,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import deltalake
 import duckdb
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from driftline.errors import BadData, Unavailable
+from driftline.errors import Unavailable
+from driftline.storage import commits
 from driftline.storage.alone import alone, together
 from driftline.storage.checking.strays import OURS, Stray, set_aside, strays
 from driftline.storage.compaction import replacing as compaction
 from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.listing import file_paths
 from driftline.storage.opening import Handles
-from driftline.storage.relations import source
 from driftline.storage.remedies import told
-from driftline.storage.resume import READ, read_seen
+from driftline.storage.resume import seen_in
 from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
-from driftline.storage.store import App, Conflict
+from driftline.storage.store import Conflict
 from driftline.storage.table_log import trim
 from driftline.storage.tables import TABLES, TableName
 
@@ -48,7 +47,6 @@ COMPACT_FILES = 32
 costs every commit about 0.25 ms [measured], so without it the 200th flush took six times the first."""
 KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
-_TARGET_BYTES = 128 * 1024 * 1024
 _WRITING = "_writing"
 """A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _TRIES, _TRY_S = 200, 0.05
@@ -104,7 +102,7 @@ class Lake:
 
     def version(self, name: TableName, app: str) -> int:
         """Last offset of ``app`` whose rows the table has, -1 before the first."""
-        return position(self._handles[name], app)
+        return commits.position(self._handles[name], app)
 
     def commit(
         self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
@@ -112,31 +110,10 @@ class Lake:
         """See :meth:`driftline.storage.store.Tables.commit`."""
         if self._full is not None:
             self._full.check(self.root)
-        handle = self._handles[name]
-        for app, offset in expected.items():
-            if (found := position(handle, app)) != offset:
-                raise Conflict(f"{name}: {app} is at {found}, not at {offset}")
-        transactions = [Transaction(app, offset) for app, offset in moves.items()]
-        properties = CommitProperties(app_transactions=transactions)
         try:
             with together(self.root / name / _WRITING):
-                if rows is None:
-                    handle.create_write_transaction(
-                        [], "append", handle.schema(), commit_properties=properties
-                    )
-                    handle.update_incremental()
-                else:
-                    deltalake.write_deltalake(
-                        handle,
-                        rows,
-                        mode="append",
-                        writer_properties=writer_properties(name),
-                        target_file_size=_TARGET_BYTES,
-                        commit_properties=properties,
-                    )
+                commits.append(self._handles[name], name, rows, expected, moves)
             self._full = None
-        except CommitFailedError as error:
-            raise Conflict(f"{name}: {error}") from error
         except (DeltaError, OSError) as error:
             if _TRIMMED.search(str(error)):
                 raise Conflict(f"{name}: others went on while this sink stood still") from error
@@ -147,14 +124,7 @@ class Lake:
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         """The marks of what is stored; raises BadData if a file of a table is missing or broken."""
-        try:
-            relations = {name: source(name, self.files(name)) for name in READ}
-            return read_seen(relations, telemetry_uuid, starts, self.version)
-        except duckdb.Error as error:
-            line = str(error).partition("\n")[0]
-            raise BadData(
-                f"what is stored in {self.root} cannot be read, a file is missing or broken: {line}"
-            ) from error
+        return seen_in(self, telemetry_uuid, starts)
 
     def compact(
         self,
@@ -181,8 +151,7 @@ class Lake:
     def _merge(self, name: TableName, handle: DeltaTable, *, fully: bool) -> dict[str, Any]:
         if compaction.can_compact(handle, name):
             return {"changed": compaction.compact(handle, self.root / name, name, fully=fully)}
-        properties = writer_properties(name)
-        return handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties)
+        return commits.join(handle, name)
 
     def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
         """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
@@ -192,16 +161,8 @@ class Lake:
         files until :meth:`vacuum`. Does nothing while another process compacts the table or deletes from it,
         or if it commits meanwhile. Raises Unavailable if the folder cannot be written; then all rows stay.
         """
-        properties = writer_properties(name)
-        cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
         done = self._rewrite(
-            name,
-            "rid of old rows",
-            lambda handle: handle.delete(
-                predicate,
-                writer_properties=properties,
-                commit_properties=CommitProperties(app_transactions=cutoff),
-            ),
+            name, "rid of old rows", lambda handle: commits.delete(handle, name, predicate, cutoff_us)
         )
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
@@ -222,10 +183,10 @@ class Lake:
         properties = writer_properties(name)
 
         def back(handle: DeltaTable) -> dict[str, Any]:
-            if position(handle, app) < first:
+            if commits.position(handle, app) < first:
                 return {"done": True}
             handle.delete(predicate, writer_properties=properties)
-            moves = [Transaction(app, first - 1), Transaction(fence, position(handle, fence) + 1)]
+            moves = [Transaction(app, first - 1), Transaction(fence, commits.position(handle, fence) + 1)]
             commit = CommitProperties(app_transactions=moves)
             handle.create_write_transaction([], "append", handle.schema(), commit_properties=commit)
             handle.update_incremental()
@@ -345,13 +306,3 @@ def _while_writing(path: Path, *, exclusive: bool) -> Iterator[bool]:
     else:
         with together(path):
             yield True
-
-
-def position(handle: DeltaTable, app: str) -> int:
-    """The version of an application id that the handle shows, -1 without one. Raises Conflict if the log
-    that the handle rests on is gone."""
-    try:
-        version = handle.transaction_version(app)
-    except DeltaError as error:
-        raise Conflict(f"the log has moved on: {told(error)}") from error
-    return -1 if version is None else version

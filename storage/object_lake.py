@@ -21,28 +21,24 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-import deltalake
 import duckdb
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from driftline.clock import SECOND_US, Clock, SystemClock
-from driftline.errors import BadData, Unavailable
-from driftline.storage.compaction.layout import writer_properties
-from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS, position
+from driftline.errors import Unavailable
+from driftline.storage import commits
+from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS
 from driftline.storage.objects import OPTIONS, address, connect
 from driftline.storage.opening import complete
-from driftline.storage.relations import source
 from driftline.storage.remedies import told
-from driftline.storage.resume import READ, read_seen
+from driftline.storage.resume import seen_in
 from driftline.storage.seen import Seen
-from driftline.storage.store import App, Conflict
 from driftline.storage.tables import TABLES, TableName
 
 LEASE = "rewriting"
 LEASE_US = 3600 * SECOND_US
-_TARGET_BYTES = 128 * 1024 * 1024
 _CONFIGURATION: Mapping[str, str | None] = {"delta.logRetentionDuration": "interval 1 hours"}
 """delta-rs lists the whole log at each commit, so it must not grow (see :mod:`.table_log`)."""
 
@@ -86,44 +82,19 @@ class ObjectLake:
         return sum(sizes.to_pylist())
 
     def version(self, name: TableName, app: str) -> int:
-        return position(self._handles[name], app)
+        return commits.position(self._handles[name], app)
 
     def commit(
         self, name: TableName, rows: pa.Table | None, expected: Mapping[str, int], moves: Mapping[str, int]
     ) -> None:
         """See :meth:`driftline.storage.store.Tables.commit`."""
-        handle = self._handles[name]
-        for app, offset in expected.items():
-            if (found := position(handle, app)) != offset:
-                raise Conflict(f"{name}: {app} is at {found}, not at {offset}")
-        properties = CommitProperties(app_transactions=[Transaction(app, at) for app, at in moves.items()])
         try:
-            if rows is None:
-                handle.create_write_transaction([], "append", handle.schema(), commit_properties=properties)
-                handle.update_incremental()
-            else:
-                deltalake.write_deltalake(
-                    handle,
-                    rows,
-                    mode="append",
-                    writer_properties=writer_properties(name),
-                    target_file_size=_TARGET_BYTES,
-                    commit_properties=properties,
-                )
-        except CommitFailedError as error:
-            raise Conflict(f"{name}: {error}") from error
+            commits.append(self._handles[name], name, rows, expected, moves)
         except (DeltaError, OSError) as error:
             raise Unavailable(f"table {name} in {self.root} cannot be written: {told(error)}") from error
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
-        try:
-            relations = {name: source(name, self.files(name)) for name in READ}
-            return read_seen(relations, telemetry_uuid, starts, self.version, connect=self.connect)
-        except duckdb.Error as error:
-            line = str(error).partition("\n")[0]
-            raise BadData(
-                f"what is stored in {self.root} cannot be read, a file is missing or broken: {line}"
-            ) from error
+        return seen_in(self, telemetry_uuid, starts)
 
     # --- upkeep ----------------------------------------------------------------------------------------
 
@@ -138,11 +109,7 @@ class ObjectLake:
         """As :meth:`driftline.storage.lake.Lake.compact`, by delta-rs and under the lease."""
         if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
             return False
-        properties = writer_properties(name)
-        done = self._rewrite(
-            name,
-            lambda handle: handle.optimize.compact(target_size=_TARGET_BYTES, writer_properties=properties),
-        )
+        done = self._rewrite(name, lambda handle: commits.join(handle, name))
         if done is None:
             return False
         self._compacted[name] = len(self._handles[name].file_uris())
@@ -151,16 +118,7 @@ class ObjectLake:
 
     def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
         """As :meth:`driftline.storage.lake.Lake.delete`."""
-        cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
-        properties = writer_properties(name)
-        done = self._rewrite(
-            name,
-            lambda handle: handle.delete(
-                predicate,
-                writer_properties=properties,
-                commit_properties=CommitProperties(app_transactions=cutoff),
-            ),
-        )
+        done = self._rewrite(name, lambda handle: commits.delete(handle, name, predicate, cutoff_us))
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
 
@@ -184,14 +142,14 @@ class ObjectLake:
         handle = self._handles[name] = self._open(name)
         now_us = self._clock.now_us()
         try:
-            if now_us - position(handle, LEASE) < LEASE_US:
+            if now_us - commits.position(handle, LEASE) < LEASE_US:
                 return None
             self._move_lease(handle, now_us)
             try:
                 return rewrite(handle)
             finally:
                 self._handles[name] = handle = self._open(name)
-                if position(handle, LEASE) == now_us:
+                if commits.position(handle, LEASE) == now_us:
                     self._move_lease(handle, 0)
         except CommitFailedError:
             self._handles[name] = self._open(name)

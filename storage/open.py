@@ -55,11 +55,11 @@ class Catalog:
         state = newest_commits(self.root)
         if state is not None and state == self._state:
             return
-        self._state = state
         files = read_files(self.root)
         if files != self._files:
             self._files = files
             self._twice(lambda: catalog.define_tables(self._db, self._files))
+        self._state = state
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """The answer to ``sql`` as an Arrow table, on what is committed now.

@@ -170,9 +170,20 @@ def reading(kafka: KafkaSettings, clock: Clock) -> Iterator[Reader]:
 @contextlib.contextmanager
 def consuming(kafka: KafkaSettings, **options: Any) -> Iterator[Any]:
     """A consumer without a group, that neither commits nor makes topics, until the block ends."""
-    consumer = opened(
+    consumer = groupless(kafka, client_id="driftline-sink", **options)
+    try:
+        yield consumer
+    finally:
+        with contextlib.suppress(KafkaError):
+            consumer.close(autocommit=False)
+
+
+def groupless(kafka: KafkaSettings, *, client_id: str, **options: Any) -> Any:
+    """A consumer without a group, that neither commits nor makes topics; close it with
+    ``close(autocommit=False)``. Raises Unavailable, Refused."""
+    return opened(
         KafkaConsumer,
-        client_id="driftline-sink",
+        client_id=client_id,
         group_id=None,
         enable_auto_commit=False,
         auto_offset_reset="none",
@@ -183,8 +194,3 @@ def consuming(kafka: KafkaSettings, **options: Any) -> Iterator[Any]:
         **kafka_python(handshake.let_in(kafka)),
         **options,
     )
-    try:
-        yield consumer
-    finally:
-        with contextlib.suppress(KafkaError):
-            consumer.close(autocommit=False)

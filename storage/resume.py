@@ -12,13 +12,15 @@ where a sink was killed between two tables, what ``log`` has of it and the recor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
 
-from driftline.errors import BadRecord
+from driftline.errors import BadData, BadRecord
 from driftline.records import OutputId
-from driftline.storage.relations import identifier
+from driftline.storage.relations import identifier, source
 from driftline.storage.seen import MAX_LEASES, Seen
 from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, OUTPUT_TABLES, ROWS_OF, TableName
@@ -29,28 +31,41 @@ Version = Callable[[TableName, str], int]
 """The last offset of an application id (:class:`~driftline.storage.store.App`) that a table has."""
 
 
-def read_seen(
-    relations: Mapping[TableName, str],
-    telemetry_uuid: str,
-    starts: Mapping[int, int],
-    version: Version,
-    *,
-    connect: Callable[[], duckdb.DuckDBPyConnection] = duckdb.connect,
-) -> Seen:
-    """The marks of what is stored in the partitions that ``starts`` maps to the offset from which their
-    telemetry is read again. ``relations``: each table of ``READ``, as SQL.
+class Readable(Protocol):
+    """Tables whose files DuckDB can read."""
 
-    Raises duckdb.Error if a file of a table is missing or broken.
-    """
+    @property
+    def root(self) -> Path | str: ...
+
+    def files(self, name: TableName) -> list[str]: ...
+
+    def version(self, name: TableName, app: str) -> int: ...
+
+    def connect(self) -> duckdb.DuckDBPyConnection: ...
+
+
+def seen_in(lake: Readable, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
+    """The marks of what is stored in the partitions that ``starts`` maps to the offset from which their
+    telemetry is read again. Raises BadData if a file of a table is missing or broken."""
+    try:
+        return _read(lake, telemetry_uuid, starts)
+    except duckdb.Error as error:
+        line = str(error).partition("\n")[0]
+        raise BadData(
+            f"what is stored in {lake.root} cannot be read, a file is missing or broken: {line}"
+        ) from error
+
+
+def _read(lake: Readable, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
     seen = Seen()
-    with connect() as db:
-        for name, relation in relations.items():
-            db.execute(f"CREATE VIEW {identifier(name)} AS FROM {relation}")
+    with lake.connect() as db:
+        for name in READ:
+            db.execute(f"CREATE VIEW {identifier(name)} AS FROM {source(name, lake.files(name))}")
         positions = pa.table(
             {"partition": pa.array(starts.keys(), pa.int32()), "start": pa.array(starts.values(), pa.int64())}
         )
         db.register("starts", positions)
-        _earlier(db, telemetry_uuid, version)
+        _earlier(db, telemetry_uuid, lake.version)
         _processes(db, seen)
         _accepted(db, seen, telemetry_uuid)
         for name in OUTPUT_TABLES:

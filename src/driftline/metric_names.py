@@ -116,3 +116,16 @@ def close_to(name: str, names: list[str] | tuple[str, ...]) -> str:
     """
     found = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f", did you mean {found[0]!r}?" if found else ""
+
+
+SHOWN_FIRST = (
+    "loss",
+    "accuracy",
+    "exact_match",
+    "reward",
+    "response_length",
+    "grad_norm",
+    "learning_rate",
+    "step_time",
+)
+"""Metrics that are shown before others where nobody names any."""

@@ -68,6 +68,22 @@ def test_a_time_that_python_has_no_date_for_is_shown_as_a_number(
     assert str(2**62) in capsys.readouterr().out
 
 
+def test_a_log_that_could_not_be_read_is_no_answer_from_old_files_the_next_time(
+    store: Any, make: Any
+) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}))
+    with open_catalog(store.root) as catalog:
+        store.put("telemetry", make.frame(1, {"loss": [1.0]}, step=1))
+        newest = max((store.root / "samples" / "_delta_log").glob("*.json"))
+        whole = newest.read_bytes()
+        newest.write_bytes(b"")
+        for _ in range(2):
+            with pytest.raises(BadData, match=newest.name):
+                catalog.query("FROM samples")
+        newest.write_bytes(whole)
+        assert catalog.rows("SELECT count(*) FROM samples") == [(2,)]
+
+
 def test_a_foreign_file_in_a_log_hides_no_commit(store: Any, make: Any) -> None:
     store.put("telemetry", make.frame(0, {"loss": [1.0]}))
     (store.root / "samples" / "_delta_log" / "notes.json").write_text("{}")

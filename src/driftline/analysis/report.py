@@ -18,6 +18,7 @@ from driftline.analysis.questions import QUESTIONS
 from driftline.analysis.report_words import Told, difference, flat, headline, numbers, verdict
 from driftline.analysis.words import ALERTS
 from driftline.errors import BadData
+from driftline.metric_names import SHOWN_FIRST
 from driftline.storage.open import Catalog
 
 RUNS_MAX = 8
@@ -36,16 +37,6 @@ HEADS = {
     "ranks": "Ranks",
     "utilisation": "Utilisation",
 }
-_FIRST = (
-    "loss",
-    "accuracy",
-    "exact_match",
-    "reward",
-    "response_length",
-    "grad_norm",
-    "learning_rate",
-    "step_time",
-)
 _SUMMARY = """SELECT s.*, r.config, r.world_size,
     (epoch_us(coalesce(r.ended, r.last_heard)) - epoch_us(r.started)) / 1e6 AS seconds
 FROM run_summary AS s JOIN runs AS r USING (run) WHERE s.run = $run"""
@@ -138,7 +129,7 @@ def _chosen(logged: Sequence[Row]) -> list[str]:
         logged,
         key=lambda row: (
             row["goal"] is None,
-            _FIRST.index(row["metric"]) if row["metric"] in _FIRST else len(_FIRST),
+            SHOWN_FIRST.index(row["metric"]) if row["metric"] in SHOWN_FIRST else len(SHOWN_FIRST),
             -row["steps"],
             row["metric"],
         ),

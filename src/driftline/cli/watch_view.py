@@ -20,17 +20,6 @@ from driftline.analysis.values import quantity, sparkline
 from driftline.cli.watch_state import Curve, Evaluation, News, RunView, WatchState
 from driftline.visible import visible
 
-_FIRST = (
-    "loss",
-    "accuracy",
-    "exact_match",
-    "reward",
-    "response_length",
-    "grad_norm",
-    "learning_rate",
-    "step_time",
-)
-"""Metrics shown before the others."""
 _SEVERITY = {"info": "cyan", "warn": "yellow", "error": "red", "page": "bold white on red"}
 NAME_MAX = 200
 """Characters of a name that are shown."""
@@ -146,7 +135,7 @@ def _others(views: list[RunView], now_us: int) -> Table:
 
 def _main(view: RunView, first: Sequence[str] = ()) -> list[str]:
     """Names of the training metrics: ``first``, then the usual ones, then the others."""
-    usual = [name for name in dict.fromkeys((*first, *_FIRST)) if name in view.curves]
+    usual = [name for name in dict.fromkeys((*first, *metric_names.SHOWN_FIRST)) if name in view.curves]
     rest = sorted(
         name for name in view.curves if name not in usual and _group(name) not in (*_HOST_GROUPS, "span")
     )

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import TopicPartition
 from kafka.errors import KafkaError
 
-from driftline import admin, handshake
-from driftline.connection import KafkaSettings, kafka_python, opened
+from driftline import admin
+from driftline.connection import KafkaSettings
 from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Record
 from driftline.rights import in_words
+from driftline.storage.reading import POLL_MS, groupless
 from driftline.storage.recorded.source import Item, Part
 from driftline.streams.core import is_configuration
 from driftline.topics import partition_of
 
-POLL_MS = 200
 RECORDS = 4_000
 SILENCE_S = 30.0
 
@@ -46,18 +46,7 @@ class KafkaLog:
             )
         self._uuid = uuid
         mine = {partition_of(run, count) for run in runs} if runs else set(range(count))
-        self._consumer: Any = opened(
-            KafkaConsumer,
-            client_id="driftline-replay",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            allow_auto_create_topics=False,
-            fetch_max_wait_ms=POLL_MS,
-            max_partition_fetch_bytes=8 * 1024 * 1024,
-            bootstrap_timeout_ms=5_000,
-            **kafka_python(handshake.let_in(kafka)),
-        )
+        self._consumer: Any = groupless(kafka, client_id="driftline-replay")
         self._parts = [part for partition in sorted(mine) if (part := self._part(partition)) is not None]
 
     def close(self) -> None:
