@@ -137,7 +137,7 @@ _WINDOW_SAYS = {
     "group": 'empty for the whole run, else "rank=3", "host=a", ...',
     "metric": "name, exactly as logged",
     "revision": "0 live, higher from a repair; views take the highest",
-    "count": "samples, non-finite ones too",
+    "count": "samples, non-finite ones too; 0 in a repair's revision: there is no such window any more",
     "weight": "sum of the weights of the finite samples",
     "sum": "sum of the finite samples, without weights; null in rows of versions that did not have it",
     "nan": "samples that are NaN",

@@ -38,7 +38,7 @@ _EVENT_TABLES: dict[TableName, tuple[str, ...]] = {
 _ONCE: dict[TableName, tuple[str, ...]] = {
     "windows": (
         *("topic_uuid", "partition", "offset", "ordinal", "run", "attempt", "axis", "span", "metric"),
-        *("group", "start", "revision"),
+        *("group", "start", "end", "revision"),
     ),
     "facts": ("id",),
     "alerts": ("id",),

@@ -1,5 +1,8 @@
 """Writes windows that were computed again to the table ``windows``, with the next revision.
 
+A window that there is no more (of the whole run so far, say, which late data begin elsewhere) gets a revision
+without samples: ``count`` is 0, which no live row has, and views leave such windows out.
+
 The rows keep the position that caused the live row (their ordinal is -1), so that a sink's marks stay what
 they were. The transaction has an id of its own, ``repair/<topic uuid>/<partition>``, counted up: of two
 repairs at once one is refused.
@@ -25,11 +28,14 @@ from driftline.storage.tables import TABLES
 
 _KEYS = ("run", "attempt", "axis", "span", "group", "metric", "start", "end")
 _PLACE = ("topic_uuid", "partition", "offset", "ordinal", "revision")
+_OF_NONE = dict.fromkeys(("count", "weight", "nan", "inf", "present", "expected"), "0")
+"""Columns that are never null, of a window without samples."""
 SHOWN = 20
 
 
 class Change(NamedTuple):
-    """A window that is another one with the late data: its samples and mean before and after."""
+    """A window that is another one with the late data: its samples and mean before (None: there was none)
+    and after (0 samples: there is none)."""
 
     run: str
     attempt: int
@@ -76,25 +82,49 @@ class WindowRepair:
             return [run for (run,) in self._run(db, query).fetchall()]
 
     def changes(self, part: Part, before: Path, after: Path) -> Changes:
-        """Windows that two files of rows differ in, and that are not stored like that yet."""
+        """Windows that two files of rows differ in, and that are not stored like that yet; and those that
+        are stored and there are no more."""
         seen = Lake(self.root).version("windows", _app(part))  # before the files: see commit
         columns = [c.name for c in TABLES["windows"].columns]
         values = [name for name in columns if name not in (*_KEYS, *_PLACE, "expected")]
         listed = ", ".join(f"a.{identifier(name)}" for name in columns if name not in _PLACE)
+        gone = ", ".join(
+            f"s.{identifier(name)}"
+            if name in _KEYS
+            else f"{_OF_NONE.get(name, 'NULL')} AS {identifier(name)}"
+            for name in columns
+            if name not in _PLACE
+        )
         query = f"""
             WITH stored AS (
                 FROM {source("windows", read_files(self.root)["windows"])}
                 QUALIFY revision = max(revision) OVER (PARTITION BY {", ".join(map(identifier, _KEYS))})),
+            before AS (FROM read_parquet({path(str(before))})),
+            after AS (FROM read_parquet({path(str(after))})),
             touched AS (
-                SELECT a.* FROM read_parquet({path(str(after))}) AS a
-                LEFT JOIN read_parquet({path(str(before))}) AS b ON {_same("a", "b", _KEYS)}
-                WHERE b.run IS NULL OR NOT ({_same("a", "b", values)}))
+                SELECT a.* FROM after AS a LEFT JOIN before AS b ON {_same("a", "b", _KEYS)}
+                LEFT JOIN stored AS s ON {_same("a", "s", _KEYS)}
+                WHERE b.run IS NULL OR s.revision > 0 OR NOT ({_same("a", "b", values)})),
+            newest AS (SELECT run, max(attempt) AS attempt FROM after GROUP BY run),
+            closed AS (SELECT run, attempt, axis, max("end") AS "end" FROM after GROUP BY ALL),
+            gone AS (
+                SELECT s.* FROM stored AS s JOIN newest AS n ON s.run = n.run
+                LEFT JOIN closed AS c ON s.run = c.run AND s.attempt = c.attempt AND s.axis = c.axis
+                LEFT JOIN before AS b ON {_same("s", "b", _KEYS)}
+                ANTI JOIN after AS a ON {_same("s", "a", _KEYS)}
+                WHERE s."count" > 0 AND (b.run IS NOT NULL OR s.revision > 0)
+                  AND (c."end" >= s."end" OR n.attempt > s.attempt)  -- else it is only not closed yet
+                  AND s.topic_uuid = '{part.topic_uuid}' AND s."partition" = {part.partition})
             SELECT {listed}, coalesce(s.revision, 0) + 1 AS revision, a.topic_uuid, a."partition",
                 coalesce(s."offset", a."offset") AS "offset", -1 AS ordinal,
-                s.count AS old_count, s.mean AS old_mean
+                nullif(s.count, 0) AS old_count, s.mean AS old_mean
             FROM touched AS a LEFT JOIN stored AS s ON {_same("a", "s", _KEYS)}
             WHERE s.run IS NULL OR NOT ({_same("a", "s", values)})
-            ORDER BY run, metric, axis, "start" """
+            UNION ALL BY NAME
+            SELECT {gone}, s.revision + 1 AS revision, s.topic_uuid, s."partition", s."offset",
+                -1 AS ordinal, s.count AS old_count, s.mean AS old_mean
+            FROM gone AS s
+            ORDER BY run, metric, axis, "start", "end" """
         with duckdb.connect() as db:
             db.execute("SET TimeZone = 'UTC'")
             found = self._run(db, query).to_arrow_table()

@@ -118,7 +118,7 @@ _METRICS = View(
             max(step) AS last_step, min(time) AS first_logged, max(time) AS last_logged
         FROM samples GROUP BY run, metric),
     named AS (
-        SELECT run, metric FROM logged UNION SELECT run, metric FROM windows
+        SELECT run, metric FROM logged UNION SELECT run, metric FROM windows WHERE "count" > 0
         UNION SELECT run, metric FROM metric_definitions)
     SELECT run, metric, goal, unit, reduce, description, coalesce(samples, 0) AS samples,
         coalesce(processes, 0) AS processes, last_step, first_logged, last_logged
@@ -139,6 +139,7 @@ _TRENDS = View(
     FROM windows LEFT JOIN ({_DECLARED}) USING (run, metric)
     WHERE axis = 'time' AND span IS NULL
     QUALIFY revision = max(revision) OVER (PARTITION BY run, attempt, "group", metric, "start", "end")
+      AND "count" > 0
     """,
     "SELECT metric, window_start, mean, p95, n FROM trends WHERE \"group\" = ''",
 )

@@ -52,7 +52,7 @@ _LINEAGE = View(
         SELECT w.attempt, w.axis, w."start", w."end", w."group" FROM windows AS w
         WHERE w.run = (SELECT run_id(of_run)) AND w.metric = of_metric AND w.span IS NULL
         QUALIFY w.revision = max(w.revision) OVER (
-            PARTITION BY w.attempt, w.axis, w."group", w."start", w."end")),
+            PARTITION BY w.attempt, w.axis, w."group", w."start", w."end") AND w."count" > 0),
     resting AS (
         SELECT s.topic_uuid, s."partition", s."offset", s.ordinal, count(*) AS windows
         FROM s JOIN used AS w ON w.attempt = s.attempt
@@ -123,7 +123,7 @@ _RESTS_ON = View(
     w AS (
         FROM windows AS k WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND k.span IS NULL
         QUALIFY k.revision = max(k.revision) OVER (
-            PARTITION BY k.attempt, k.axis, k."group", k."start", k."end"))
+            PARTITION BY k.attempt, k.axis, k."group", k."start", k."end") AND k."count" > 0)
     SELECT 'window' AS kind, w.axis || ' [' || CASE w.axis WHEN 'time'
             THEN make_timestamp(w."start") || ', ' || make_timestamp(w."end") || ') UTC'
             ELSE w."start" || ', ' || w."end" || ')' END AS name, w.attempt,

@@ -105,7 +105,8 @@ def test_lead_counts_from_where_an_alert_was_opened_not_from_where_it_began() ->
             last_step=last,
         )  # type: ignore[arg-type]
         known.add(event, 7)
-    (score, _) = labels.score(known.list(), [labels.Incident("a", 98, 120)], ["r"])
+    judged_by = labels.Labels([labels.Incident("a", 98, 120)], frozenset("a"))
+    (score, _) = labels.score(known.list(), judged_by, ["r"])
     assert (score.lead_steps, score.delay_steps) == (11, 2)
 
 
@@ -129,22 +130,102 @@ def test_options_that_would_be_passed_over_are_refused(arguments: list[str], wor
 
 def test_labels_by_time_and_by_rank_and_rule() -> None:
     text = json.dumps([{"run": "a", "from": 90, "to": 130, "rank": 2, "rule": "r"}])
-    (incident,) = labels.read(text, "l.json")
+    read = labels.read(text, "l.json")
+    (incident,) = read.incidents
     assert labels.fits(alert(rank=2), incident)
     assert not labels.fits(alert(rank=1), incident)
     assert not labels.fits(alert("q", rank=2), incident)
     assert not labels.fits(alert(rank=2, at=191), incident)
     assert labels.fits(alert(rank=2, at=189), incident), "within a minute after its end"
-    (score, _) = labels.score([alert(rank=2)], [incident], ["r"])
+    (score, _) = labels.score([alert(rank=2)], read, ["r"])
     assert (score.lead_seconds, score.delay_seconds) == (30.0, 10.0)
 
 
 @pytest.mark.parametrize(
-    "text", ["run,when\na,3\n", "run,metric\na,loss\n", "[1]", '{"run": "a", "from": "soon"}']
+    "text",
+    [
+        "run,when\na,3\n",
+        "run,metric\na,loss\n",
+        "run,from_step\na,3,4\n",
+        "run,to_step\na,3\n",
+        "run,from_step,to_step\na,30,4\n",
+        "[1]",
+        '{"run": "a", "from": "soon"}',
+        '{"run": "a", "from": 1e400}',
+        '{"run": "a", "from_step": 1.5}',
+        '{"run": "a", "from_step": true}',
+    ],
 )
 def test_labels_that_cannot_be_read_are_refused_by_name(text: str) -> None:
     with pytest.raises(SettingsError, match="--labels"):
         labels.read(text, "labels.csv")
+
+
+@pytest.mark.parametrize("text", ["", " \n", "run,from_step\n", "[]"])
+def test_a_file_without_labels_is_refused_instead_of_judging_nothing(text: str) -> None:
+    with pytest.raises(SettingsError, match="no labels"):
+        labels.read(text, "labels.csv")
+
+
+def test_alerts_of_runs_that_no_label_names_are_counted_apart_and_a_run_may_be_named_as_clean() -> None:
+    found = [alert(), alert(run="b"), alert(run="c")]
+    (score, _) = labels.score(found, labels.read("run,from_step\na,10\nb,\n", "l"), ["r"])
+    assert (score.alerts, score.right, score.unjudged, score.precision) == (2, 1, 1, 0.5)
+    assert (score.incidents, score.recall) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("label", "changes", "right"),
+    [
+        ("a,900,,,,", {"resolved_us": None}, True),  # still open there
+        ("a,900,,,,", {}, False),
+        ("a,1,,,,", {"step": 100, "resolved_us": None}, False),  # over before
+        ("a,10,,lo*,,", {}, True),
+        ("a,10,,lo*,,", {"metric": None}, False),
+        ("a,10,,l[o]ss,,", {}, False),
+        ("a,10,,l[o]*,,", {"metric": "l[o]ss"}, True),
+        ("a,10,,,3,", {"rank": None}, False),
+        ("a,10,,,3,", {"rank": 3}, True),
+        ("a,10,,,,1", {}, False),
+        ("a,10,,,,0", {}, True),
+        ("a,10,,,,", {"step": None}, False),
+    ],
+)
+def test_an_alert_is_right_if_it_fits_the_label_and_touches_it_while_it_lasts(
+    label: str, changes: dict[str, Any], right: bool
+) -> None:
+    (incident,) = labels.read(f"run,from_step,to_step,metric,rank,attempt\n{label}\n", "l").incidents
+    assert labels.fits(alert(**changes), incident) is right
+
+
+def test_an_open_alert_lasts_by_the_clock_too_and_meets_a_later_one_of_the_other_side() -> None:
+    (incident,) = labels.read('{"run": "a", "from": 5000, "to": 5001}', "l").incidents
+    assert labels.fits(alert(resolved_us=None), incident)
+    assert not labels.fits(alert(), incident)
+    found = episodes.compare([alert(resolved_us=None)], [alert(step=900, at=5000)])
+    assert (len(found.moved), found.gained, found.lost) == (1, [], [])
+
+
+def test_one_alert_may_find_two_labels_and_lead_and_delay_may_be_negative() -> None:
+    """The second was announced before it began; an alert after the end has a negative lead."""
+    text = "run,from_step,to_step\na,10,20\na,15,30\na,10,20\n"
+    (score, _) = labels.score([alert(step=12, last_step=16)], labels.read(text, "l"), ["r"])
+    assert (score.alerts, score.right, score.incidents, score.found) == (1, 1, 2, 2)
+    assert (score.lead_steps, score.delay_steps) == ((8 + 18) / 2, (2 - 3) / 2)
+    (late, _) = labels.score([alert(step=40)], labels.read("run,from_step\na,10\n", "l"), ["r"])
+    assert (late.right, late.lead_steps, late.delay_steps) == (1, -30.0, 30.0)
+
+
+def test_labels_of_what_was_not_replayed_are_neither_found_nor_missed(whole: tuple[Any, Path]) -> None:
+    text = "run,from_step\na,60\na,5000\nb,7\n"
+    other = config.PipelineConfig()
+    some = backtest(TableLog(whole[1], ["a"]), other, runs=["a"], judged_by=labels.read(text, "l"))
+    assert [(one.run, one.from_step) for one in some.outside] == [("a", 5000), ("b", 7)]
+    assert some.scores_after[-1].incidents == 1
+    none = backtest(TableLog(whole[1], ["a"]), other, runs=["a"], judged_by=labels.read("run\nx\n", "l"))
+    assert none.scores_after[-1].alerts == 0
+    assert none.scores_after[-1].unjudged > 0
+    assert "nothing is judged" in " ".join(none.notes)
 
 
 def test_another_configuration_is_played_beside_the_logs_own(whole: tuple[Any, Path]) -> None:
@@ -159,8 +240,8 @@ def test_another_configuration_is_played_beside_the_logs_own(whole: tuple[Any, P
         suites=[suite],
         triggers=config.Triggers(steps=150, at_end=False),
     )
-    incidents = labels.read("run,from_step,metric\na,60,loss\na,157,loss\nb,7,norm\n", "l")
-    found = backtest(TableLog(root), other, incidents=incidents)
+    judged_by = labels.read("run,from_step,metric\na,60,loss\na,157,loss\nb,7,norm\n", "l")
+    found = backtest(TableLog(root), other, judged_by=judged_by)
     assert {one.rule for one in found.alerts.gained} == {"high"}
     assert {one.detector for one in found.alerts.lost} >= {"loss_spike", "non_finite"}
     assert found.triggers_lost
@@ -202,3 +283,20 @@ def test_the_command_shows_difference_and_labels(whole: tuple[Any, Path], tmp_pa
     table = CliRunner().invoke(app, [*arguments, "--csv"]).output.splitlines()
     assert table[0].startswith("what,change,run")
     assert len(table) == len(found["changes"]) + 1
+
+
+def test_labels_that_judge_nothing_are_said_with_an_exit_code_of_their_own(
+    whole: tuple[Any, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text("{}", encoding="utf-8")
+    (tmp_path / "labels.csv").write_text("run,from_step\n", encoding="utf-8")
+    arguments = ["replay", "b", "--root", str(whole[1]), "--config", str(tmp_path / "other.yaml")]
+    arguments += ["--labels", str(tmp_path / "labels.csv")]
+    empty = CliRunner().invoke(app, arguments)
+    assert (empty.exit_code, empty.stdout) == (2, "")
+    assert "has no labels" in empty.stderr
+    (tmp_path / "labels.csv").write_text("run,from_step\na,60\n", encoding="utf-8")
+    elsewhere = CliRunner().invoke(app, arguments)
+    assert elsewhere.exit_code == 1
+    assert "nothing is judged" in elsewhere.output
+    assert "outside of what was replayed: run a, from_step 60" in elsewhere.output

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from driftline import config
+from driftline import config, events
+from driftline.cli.app import app
 from driftline.records import Record
 from driftline.replay.proof import prove
 from driftline.replay.repair import repair
@@ -19,6 +22,7 @@ from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import TableLog
 from driftline.storage.recorded.window_repair import WindowRepair
 from driftline.storage.store import Conflict
+from driftline.storage.tables import TABLES
 
 Store = Callable[..., Path]
 
@@ -117,3 +121,65 @@ def test_a_log_without_late_data_needs_no_repair(whole: tuple[Any, Path]) -> Non
     root = whole[1]
     done = repair(TableLog(root, ["a"]), WindowRepair(root))
     assert done.committed == 0
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory: pytest.TempPathFactory, log: Any, store: Any) -> Path:
+    """Tables of a training whose rank 2 alone had the first steps, and sent all it had late."""
+    windows = [config.WindowSpec("step", size, 10) for size in (0, 20, 40)]
+    one = log(settings=config.PipelineConfig(idle_us=2_000_000, allowed_lateness_us=1, windows=windows))
+    for rank in range(3):
+        one.event(events.ProcessStarted, "a", f"a-0-{rank}", rank=rank, world_size=3)
+    held = []
+    for step in range(70):
+        one.now_us += 250_000
+        one.tick()
+        samples = [("loss", step, one.now_us, 1.0 / (step + 1), 1.0)]
+        held.append(samples)
+        if step >= 20:
+            one.frame("a", "a-0-0", 0, samples)
+            one.frame("a", "a-0-1", 1, samples)
+        if step == 60:
+            for late_samples in held[:30]:
+                one.frame("a", "a-0-2", 2, late_samples)
+    one.end("a")
+    one.wait(20)
+    return Path(store(tmp_path_factory.mktemp("early") / "data", one))
+
+
+def test_a_window_that_is_no_more_is_superseded_and_no_view_shows_it(early: Path) -> None:
+    """Its newest revision has no samples; a second repair changes nothing, and ``check`` finds no fault."""
+    whole_run = """SELECT DISTINCT "start" FROM (FROM windows
+        QUALIFY revision = max(revision) OVER (
+            PARTITION BY run, attempt, axis, span, "group", metric, "start", "end"))
+        WHERE span = 'run' AND count > 0 AND metric = 'loss' """
+    before = open_catalog(early).rows(whole_run)
+    assert before == [(20,)]
+    done = repair(TableLog(early), WindowRepair(early))
+    assert done.late_frames > 20
+    assert any(one.new_samples == 0 and one.samples for one in done.windows)
+    assert open_catalog(early).rows(whole_run) == [(0,)]
+    again = repair(TableLog(early), WindowRepair(early))
+    assert (again.committed, again.windows) == (0, [])
+    assert prove(TableLog(early), Stored(early)).identical
+    checked = CliRunner().invoke(app, ["storage", "check", "--root", str(early)])
+    assert "more than once" not in checked.output, checked.output
+
+
+def test_no_view_shows_a_window_whose_newest_revision_has_no_samples(
+    late: tuple[Path, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(late[0], tmp_path / "own"))
+    shown = (
+        "SELECT count(*) FROM trends WHERE metric = 'loss'",
+        "SELECT count(*) FROM rests_on('a', 'loss', 5) WHERE kind = 'window'",
+        "SELECT max(windows) FROM lineage('a', 'loss', 5)",
+    )
+    before = [open_catalog(root).rows(sql)[0][0] for sql in shown]
+    assert all(before)
+    gone = open_catalog(root).query("""
+        SELECT * REPLACE (0 AS "count", 1 AS revision, -1 AS ordinal) FROM windows
+        WHERE metric = 'loss' """)
+    bare = pa.schema([pa.field(c.name, c.type) for c in TABLES["windows"].columns])
+    Lake(root).commit("windows", gone.cast(bare), {"t": -1}, {"t": 0})
+    assert [open_catalog(root).rows(sql)[0][0] for sql in shown] == [0, 0, 0]

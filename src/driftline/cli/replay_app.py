@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from driftline.config import PipelineConfig
     from driftline.connection import KafkaSettings
     from driftline.replay.kafka_log import KafkaLog
-    from driftline.replay.labels import Incident
+    from driftline.replay.labels import Labels
     from driftline.replay.proof import Window
     from driftline.settings import Settings
     from driftline.storage.recorded.source import Part, TableLog
@@ -119,9 +119,9 @@ def replay(
         window = within(log, bounds(begin, end))
         if config is None:
             return _prove(where, log, chosen, window, as_json=as_json)
-        incidents = [] if labels is None else _incidents(where, labels)
+        judged_by = None if labels is None else _labels(where, labels)
         form = "json" if as_json else "csv" if as_csv else "table"
-        return _backtest(log, settings.pipeline, chosen, window, incidents, form)
+        return _backtest(log, settings.pipeline, chosen, window, judged_by, form)
 
     finish(run, name="replay", debug=log_level is Level.DEBUG)
 
@@ -182,17 +182,18 @@ def _backtest(
     other: PipelineConfig,
     runs: list[str],
     window: Reaches,
-    incidents: list[Incident],
+    judged_by: Labels | None,
     form: str,
 ) -> int:
     from driftline.cli import replay_diff_view, replay_view
     from driftline.replay.backtest import backtest
 
     with replay_view.progress(log.parts()) as tell:
-        found = backtest(log, other, runs=runs, window=window, incidents=incidents, tell=tell)
+        found = backtest(log, other, runs=runs, window=window, judged_by=judged_by, tell=tell)
         seconds = tell.seconds()
     replay_diff_view.show(found, seconds, form=form)
-    return 0
+    judged = judged_by is None or any(one.incidents or one.alerts for one in found.scores_after)
+    return 0 if judged else 1
 
 
 def _repair(where: str, runs: list[str], *, commit: bool, as_json: bool) -> int:
@@ -234,7 +235,7 @@ def _what_if(where: str, runs: list[str], text: str, *, as_json: bool) -> int:
     return 0
 
 
-def _incidents(where: str, file: Path) -> list[Incident]:
+def _labels(where: str, file: Path) -> Labels:
     """Labels with the ids of their runs. Raises SettingsError."""
     from driftline.errors import SettingsError
     from driftline.replay.labels import read
@@ -247,8 +248,13 @@ def _incidents(where: str, file: Path) -> list[Incident]:
     except UnicodeDecodeError as error:
         raise SettingsError("--labels", str(file), "the file is no UTF-8 text") from error
     found = read(text, str(file))
-    ids = {run: run_ids(where, [run])[0] for run in {one.run for one in found}}
-    return [one._replace(run=ids[one.run]) for one in found]
+    ids = {}
+    for run in sorted(found.runs):
+        try:
+            ids[run] = run_ids(where, [run])[0]
+        except SettingsError as error:
+            raise SettingsError("--labels", str(file), f"no run {run!r} is stored: {error.remedy}") from error
+    return found.renamed(ids)
 
 
 def bounds(begin: str | None, end: str | None) -> tuple[Window, ...]:

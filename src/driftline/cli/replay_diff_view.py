@@ -73,8 +73,11 @@ def _print(found: Backtest, seconds: float) -> None:
             )
     if found.scores_after:
         console.print(_scores(found.scores_before, found.scores_after))
-        for missed in found.missed[:SHOWN]:
-            console.print(Text(visible(f"  missed: {_incident(missed)}")))
+        for what, some in (("missed", found.missed), ("outside of what was replayed", found.outside)):
+            for incident in some[:SHOWN]:
+                console.print(Text(visible(f"  {what}: {_incident(incident)}")))
+            if len(some) > SHOWN:
+                console.print(Text(f"  and {len(some) - SHOWN} more: --json has all"))
     for note in found.notes:
         console.print(Text(f"note: {note}"))
     console.print(Text(speed(found.samples, found.records, found.log_us, seconds)))
@@ -157,7 +160,9 @@ def time(us: int) -> str:
 def _scores(before: Sequence[Score], after: Sequence[Score]) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("rule")
-    for name in ("configuration", "alerts", "right", "precision", "recall", "lead", "delay"):
+    unjudged = any(one.unjudged for one in (*before, *after))
+    columns = ["configuration", "alerts", "right", "precision", "recall", "lead", "delay"]
+    for name in [*columns, *(["not judged"] if unjudged else [])]:
         table.add_column(name, justify="right")
     for old, new in zip(before, after, strict=True):
         for side, one in (("own", old), ("other", new)):
@@ -166,6 +171,7 @@ def _scores(before: Sequence[Score], after: Sequence[Score]) -> Table:
                 *(side, _count(one.alerts), _count(one.right)),
                 *(_share(one.precision), _share(one.recall)),
                 *(_span(one.lead_steps, one.lead_seconds), _span(one.delay_steps, one.delay_seconds)),
+                *([_count(one.unjudged)] if unjudged else []),
             )
     return table
 
@@ -204,6 +210,7 @@ def as_json(found: Backtest, seconds: float) -> dict[str, Any]:
             "other": [_score(one) for one in found.scores_after],
         },
         "missed": [one._asdict() for one in found.missed],
+        "outside": [one._asdict() for one in found.outside],
         "notes": found.notes,
         "samples": found.samples,
         "seconds": round(seconds, 3),

@@ -44,12 +44,16 @@ def show(done: Repair, *, as_json: bool, written: bool) -> None:
 
 
 def _change(one: Change) -> str:
-    before = "no window" if one.samples is None else f"{one.samples} samples, mean {one.mean}"
+    before = _samples(one.samples or 0, one.mean)
     return (
         f"{one.metric} of {one.run}, attempt {one.attempt}, {one.axis} [{one.start}, {one.end})"
-        f"{' ' + one.group if one.group else ''}: {before} -> {one.new_samples} samples, mean {one.new_mean} "
+        f"{' ' + one.group if one.group else ''}: {before} -> {_samples(one.new_samples, one.new_mean)} "
         f"(revision {one.revision})"
     )
+
+
+def _samples(count: int, mean: float | None) -> str:
+    return f"{count} samples, mean {mean}" if count else "no window"
 
 
 def _alert(one: Episode) -> str:

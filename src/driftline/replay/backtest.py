@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from driftline import events
+from driftline import events, frames
 from driftline.config import PipelineConfig
-from driftline.records import Output
+from driftline.records import Framed, Output
 from driftline.replay import episodes, labels
 from driftline.replay.player import Player, Source, samples_in
 from driftline.replay.proof import Outputs, Tell, compared_columns, log_us
 from driftline.storage.recorded.compare import OUTPUTS, Reach, WindowCounts, window_counts
-from driftline.storage.recorded.source import Part
+from driftline.storage.recorded.source import Item, Part
 
 
 class Trigger(NamedTuple):
@@ -51,6 +51,8 @@ class Backtest:
     scores_after: list[labels.Score] = field(default_factory=list)
     missed: list[labels.Incident] = field(default_factory=list)
     """Incidents that no alert of the other configuration speaks of."""
+    outside: list[labels.Incident] = field(default_factory=list)
+    """Incidents of which nothing was replayed; they count as neither found nor missed."""
     notes: list[str] = field(default_factory=list)
     samples: int = 0
     records: int = 0
@@ -93,11 +95,12 @@ def backtest(
     *,
     runs: Sequence[str] = (),
     window: Callable[[Part], tuple[int, int]] | None = None,
-    incidents: Sequence[labels.Incident] = (),
+    judged_by: labels.Labels | None = None,
     tell: Tell = lambda samples, log_us: None,
 ) -> Backtest:
     """Plays the log with its own configuration and with ``other``. Raises BadData, Unavailable."""
     notes: list[str] = []
+    reached: dict[str, labels.Reached] = {}
     samples = records = 0
     with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
         before, after = (_Side(Path(folder) / name, runs) for name in ("before", "after"))
@@ -110,6 +113,8 @@ def backtest(
             for item in source.stretches(part, None, end):
                 for player, side in zip(players, (before, after), strict=True):
                     side.add(player.play(item), reach)
+                if judged_by is not None:
+                    _reach(reached, item, reach)
                 some = samples_in(item)
                 samples += some
                 if isinstance(item, list) and item:
@@ -135,8 +140,38 @@ def backtest(
         records=records,
         log_us=log_us(parts),
     )
-    if incidents:
-        rules = sorted({episode.rule for side in found for episode in side})
-        result.scores_before, result.scores_after = (labels.score(side, incidents, rules) for side in found)
-        result.missed = [one for one in incidents if not any(labels.fits(e, one) for e in found[1])]
+    if judged_by is not None:
+        _judge(result, found, judged_by, reached)
     return result
+
+
+def _judge(
+    result: Backtest,
+    found: tuple[list[episodes.Episode], list[episodes.Episode]],
+    judged_by: labels.Labels,
+    reached: dict[str, labels.Reached],
+) -> None:
+    result.outside = [one for one in judged_by.incidents if not labels.inside(one, reached)]
+    inside = [one for one in judged_by.incidents if labels.inside(one, reached)]
+    judged_by = judged_by._replace(incidents=inside)
+    rules = sorted({episode.rule for side in found for episode in side})
+    result.scores_before, result.scores_after = (labels.score(side, judged_by, rules) for side in found)
+    result.missed = [one for one in inside if not any(labels.fits(e, one) for e in found[1])]
+    if not judged_by.runs & reached.keys():
+        result.notes.append("no label names a run that was replayed: nothing is judged")
+
+
+def _reach(reached: dict[str, labels.Reached], item: Item, reach: Reach) -> None:
+    """Notes which steps and times of each run the records have."""
+    for record in item if isinstance(item, list) else ():
+        if not isinstance(record, Framed) or not reach.start <= record.offset < reach.end:
+            continue
+        frame = record.frame
+        if not len(frame.metric):
+            continue
+        steps = frame.step[frame.step != frames.NO_STEP]
+        span = labels.Reached(int(frame.time_us.min()), int(frame.time_us.max()))
+        if len(steps):
+            span = span._replace(first_step=int(steps.min()), last_step=int(steps.max()))
+        known = reached.get(frame.run)
+        reached[frame.run] = span if known is None else known.joined(span)

@@ -15,6 +15,8 @@ from driftline import events
 
 NEAR_US = 60_000_000
 NEAR_STEPS = 50
+FOREVER = (1 << 63) - 1
+"""Step and time at which an alert ends that was not resolved: with the data."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,8 @@ class Episode:
     """The newest step that it rested on when it was opened; None: ``step``."""
 
     def end_us(self) -> int:
-        return self.opened_us if self.resolved_us is None else max(self.opened_us, self.resolved_us)
+        """An alert that was not resolved lasts until the data end."""
+        return FOREVER if self.resolved_us is None else max(self.opened_us, self.resolved_us)
 
 
 class Episodes:

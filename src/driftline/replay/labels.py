@@ -1,9 +1,16 @@
 """Labelled incidents, and how well alerts found them: precision, recall, lead time. Pure.
 
 A label names a run and when: steps (``from_step``, ``to_step``) or times (``from``, ``to``), with both
-ends; a metric, a rank and a rule where it speaks of one. An alert is right if it fits the label and
-its span touches the label's, or begins at most 50 steps (a minute) after its end: a detector needs some to be
-sure.
+ends; an attempt, a metric, a rank and a rule where it speaks of one (metric and rule may be patterns with
+``*`` and ``?``). A label that says no more than its run says that the run was looked at and had nothing else.
+
+    right        the alert fits a label, and its span touches the label's, or begins at most 50 steps (a
+                 minute) after its end: a detector needs some to be sure. An alert that was not resolved lasts
+    wrong        none, though a label names its run
+    not judged   no label names its run, so nobody knows: it counts nowhere but in its own column
+
+One alert may find several labels, and a label may be found by several alerts. Labels of what was not replayed
+(another run, steps or times outside) are counted apart: nothing could have found them.
 """
 
 from __future__ import annotations
@@ -13,13 +20,14 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from statistics import median
 from typing import Any, NamedTuple
 
 from driftline.errors import SettingsError
-from driftline.replay.episodes import NEAR_STEPS, NEAR_US, Episode
+from driftline.replay.episodes import FOREVER, NEAR_STEPS, NEAR_US, Episode
 
-FIELDS = ("run", "from_step", "to_step", "from", "to", "metric", "rank", "rule", "note")
+FIELDS = ("run", "attempt", "from_step", "to_step", "from", "to", "metric", "rank", "rule", "note")
 
 
 class Incident(NamedTuple):
@@ -33,7 +41,41 @@ class Incident(NamedTuple):
     metric: str | None = None
     rank: int | None = None
     rule: str | None = None
+    attempt: int | None = None
     note: str = ""
+
+
+class Labels(NamedTuple):
+    """What people said of some runs."""
+
+    incidents: list[Incident]
+    runs: frozenset[str]
+    """All that were looked at; those without an incident had none."""
+
+    def renamed(self, ids: Mapping[str, str]) -> Labels:
+        """With the ids of the runs for what they are called in the labels."""
+        renamed = [one._replace(run=ids[one.run]) for one in self.incidents]
+        return Labels(renamed, frozenset(ids[run] for run in self.runs))
+
+
+class Reached(NamedTuple):
+    """What of a run was replayed, ends included; None: no steps."""
+
+    first_us: int
+    last_us: int
+    first_step: int | None = None
+    last_step: int | None = None
+
+    def joined(self, other: Reached) -> Reached:
+        """Both together."""
+        steps = [step for step in (self.first_step, other.first_step) if step is not None]
+        ends = [step for step in (self.last_step, other.last_step) if step is not None]
+        return Reached(
+            min(self.first_us, other.first_us),
+            max(self.last_us, other.last_us),
+            min(steps, default=None),
+            max(ends, default=None),
+        )
 
 
 class Score(NamedTuple):
@@ -41,16 +83,20 @@ class Score(NamedTuple):
 
     rule: str
     alerts: int
+    """Of runs that a label names."""
     right: int
+    unjudged: int
+    """Alerts of other runs."""
     incidents: int
     """That the rule could have found: those that name no rule, or this one."""
     found: int
     lead_steps: float | None
-    """Median of the steps that were left until the incident's end when the first right alert was opened;
-    None without steps."""
+    """Median of the steps that were left until the incident's end when the first right alert was opened,
+    negative where that was after its end; None without steps."""
     lead_seconds: float | None
     delay_steps: float | None
-    """Median of the steps from the incident's begin to where the alert begins."""
+    """Median of the steps from the incident's begin to where the alert begins, negative where that was
+    before."""
     delay_seconds: float | None
 
     @property
@@ -62,99 +108,159 @@ class Score(NamedTuple):
         return self.found / self.incidents if self.incidents else None
 
 
-def read(text: str, where: str) -> list[Incident]:
-    """Incidents of a CSV file with a header, a JSON list of objects, or an object per line.
+def read(text: str, where: str) -> Labels:
+    """Labels of a CSV file with a header, a JSON list of objects, or an object per line.
 
-    Raises SettingsError, which names the entry.
+    Raises SettingsError, which names the entry; also where there is none.
     """
-    stripped = text.lstrip()
+    stripped = text.lstrip("\ufeff \t\r\n")
+    rows: list[Any]
     try:
         if stripped.startswith("["):
             rows = json.loads(stripped)
         elif stripped.startswith("{"):
             rows = [json.loads(line) for line in stripped.splitlines() if line.strip()]
         else:
-            rows = list(csv.DictReader(io.StringIO(text)))
-        return [_incident(row, number) for number, row in enumerate(rows, start=1)]
-    except (ValueError, TypeError, AttributeError) as error:
+            rows = [_stripped(row) for row in csv.DictReader(io.StringIO(stripped, newline=""))]
+        found = [_incident(row, number) for number, row in enumerate(rows, start=1)]
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, csv.Error) as error:
         raise SettingsError(
-            "--labels", where, f"{error}: give CSV or JSON with {', '.join(FIELDS)}; run and from are needed"
+            "--labels", where, f"{error}: give CSV or JSON with {', '.join(FIELDS)}; run is needed"
         ) from error
+    if not found:
+        raise SettingsError("--labels", where, f"it has no labels: give a row for each, {', '.join(FIELDS)}")
+    said = list(dict.fromkeys(one for one in found if one.from_step is not None or one.from_us is not None))
+    return Labels(said, frozenset(one.run for one in found))
+
+
+def _stripped(row: Mapping[str | None, Any]) -> dict[str, Any]:
+    if None in row:
+        raise ValueError(f"the row {list(row.values())} has more fields than the header")
+    return {str(name).strip(): value for name, value in row.items()}
 
 
 def _incident(row: Mapping[str, Any], number: int) -> Incident:
-    unknown = set(row) - set(FIELDS) - {None}
+    unknown = sorted(map(str, set(row) - set(FIELDS)))
     if unknown:
-        raise ValueError(f"label {number} has the unknown field {sorted(unknown)[0]}")
-    given = {name: value for name, value in row.items() if value not in (None, "")}
-    if not given.get("run") or ("from_step" not in given and "from" not in given):
-        raise ValueError(f"label {number} lacks run, or from_step or from")
+        raise ValueError(f"label {number} has the unknown field {unknown[0]!r}")
+    given = {
+        name: value.strip() if isinstance(value, str) else value
+        for name, value in row.items()
+        if value is not None and str(value).strip()
+    }
+    if "run" not in given:
+        raise ValueError(f"label {number} lacks run")
+    for end, begin in (("to_step", "from_step"), ("to", "from")):
+        if end in given and begin not in given:
+            raise ValueError(f"label {number} has {end} without {begin}")
+    narrow = set(given) & {"metric", "rank", "rule", "attempt"}
+    if narrow and not {"from_step", "from"} & set(given):
+        raise ValueError(f"label {number} lacks from_step or from")
 
     def whole(name: str) -> int | None:
-        return int(given[name]) if name in given else None
+        said = given.get(name)
+        if said is None:
+            return None
+        if isinstance(said, bool) or (isinstance(said, float) and said != int(said)):
+            raise ValueError(f"label {number}: {name} {said!r} is no whole number")
+        return int(said)
 
-    first, begin = whole("from_step"), _time(given.get("from"))
-    return Incident(
-        str(given["run"]),
-        first,
-        whole("to_step") if "to_step" in given else first,
-        begin,
-        _time(given["to"]) if "to" in given else begin,
-        given.get("metric"),
-        whole("rank"),
-        given.get("rule"),
-        str(given.get("note", "")),
+    def text(name: str) -> str | None:
+        return str(given[name]) if name in given else None
+
+    first, begin_us = whole("from_step"), _time(given.get("from"))
+    made = Incident(
+        run=str(given["run"]),
+        from_step=first,
+        to_step=whole("to_step") if "to_step" in given else first,
+        from_us=begin_us,
+        to_us=_time(given["to"]) if "to" in given else begin_us,
+        metric=text("metric"),
+        rank=whole("rank"),
+        rule=text("rule"),
+        attempt=whole("attempt"),
+        note=text("note") or "",
     )
+    for low, high in ((made.from_step, made.to_step), (made.from_us, made.to_us)):
+        if low is not None and high is not None and high < low:
+            raise ValueError(f"label {number} ends before it begins")
+    return made
 
 
 def _time(value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return round(value * 1_000_000)
     moment = datetime.fromisoformat(str(value))
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
 
 
 def fits(episode: Episode, incident: Incident) -> bool:
-    """Whether the alert speaks of the incident."""
+    """Whether the alert speaks of the incident. Of one with steps and times the steps decide, unless the
+    alert has none."""
     if incident.run != episode.run:
         return False
-    for asked, has in (
-        (incident.metric, episode.metric),
-        (incident.rank, episode.rank),
-        (incident.rule, episode.rule),
-    ):
-        if asked is not None and asked != has:
+    for asked, number in ((incident.rank, episode.rank), (incident.attempt, episode.attempt)):
+        if asked is not None and asked != number:
             return False
-    if incident.from_step is not None:
-        if episode.step is None or incident.to_step is None:
+    for pattern, name in ((incident.metric, episode.metric), (incident.rule, episode.rule)):
+        if pattern is not None and not (name is not None and _named(name, pattern)):
             return False
-        last = episode.step if episode.last_step is None else max(episode.step, episode.last_step)
-        return last >= incident.from_step and episode.step <= incident.to_step + NEAR_STEPS
-    assert incident.from_us is not None
+    if incident.from_step is not None and episode.step is not None:
+        assert incident.to_step is not None
+        return _last_step(episode) >= incident.from_step and episode.step <= incident.to_step + NEAR_STEPS
+    if incident.from_us is None:
+        return False
     assert incident.to_us is not None
     return episode.end_us() >= incident.from_us and episode.opened_us <= incident.to_us + NEAR_US
 
 
-def score(episodes: Sequence[Episode], incidents: Sequence[Incident], rules: Sequence[str]) -> list[Score]:
+def _named(name: str, pattern: str) -> bool:
+    """Names may hold the characters of patterns."""
+    return name == pattern or fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+def _last_step(episode: Episode) -> int:
+    assert episode.step is not None
+    if episode.resolved_us is None:
+        return FOREVER
+    return episode.step if episode.last_step is None else max(episode.step, episode.last_step)
+
+
+def inside(incident: Incident, reached: Mapping[str, Reached]) -> bool:
+    """Whether something that was replayed belongs to the incident."""
+    span = reached.get(incident.run)
+    if span is None:
+        return False
+    if incident.from_step is not None and span.first_step is not None and span.last_step is not None:
+        assert incident.to_step is not None
+        return incident.from_step <= span.last_step and incident.to_step >= span.first_step
+    if incident.from_us is None:
+        return False
+    assert incident.to_us is not None
+    return incident.from_us <= span.last_us and incident.to_us >= span.first_us
+
+
+def score(episodes: Sequence[Episode], labels: Labels, rules: Sequence[str]) -> list[Score]:
     """A score for each rule, and one ("all") for all together."""
-    found = [_score(rule, [e for e in episodes if e.rule == rule], incidents) for rule in rules]
-    return [*found, _score("all", episodes, incidents)]
+    found = [_score(rule, [e for e in episodes if e.rule == rule], labels, rule) for rule in rules]
+    return [*found, _score("all", episodes, labels, None)]
 
 
-def _score(rule: str, episodes: Sequence[Episode], incidents: Sequence[Incident]) -> Score:
-    mine = [one for one in incidents if rule == "all" or one.rule in (None, rule)]
-    right = sum(any(fits(episode, one) for one in mine) for episode in episodes)
-    first = [min(hits, key=lambda e: e.opened_us) for one in mine if (hits := _hits(episodes, one))]
-    known = [one for one in mine if _hits(episodes, one)]
-    pairs = list(zip(known, first, strict=True))
+def _score(name: str, episodes: Sequence[Episode], labels: Labels, rule: str | None) -> Score:
+    mine = [one for one in labels.incidents if rule is None or one.rule is None or _named(rule, one.rule)]
+    judged = [episode for episode in episodes if episode.run in labels.runs]
+    right = sum(any(fits(episode, one) for one in mine) for episode in judged)
+    hits = [(one, some) for one in mine if (some := [e for e in judged if fits(e, one)])]
+    pairs = [(one, min(some, key=lambda e: (e.opened_us, e.offset))) for one, some in hits]
     return Score(
-        rule,
-        len(episodes),
+        name,
+        len(judged),
         right,
+        len(episodes) - len(judged),
         len(mine),
-        len(known),
+        len(pairs),
         _median([i.to_step - at for i, e in pairs if i.to_step is not None and (at := _came(e)) is not None]),
         _median([(i.to_us - e.opened_us) / 1e6 for i, e in pairs if i.to_us is not None]),
         _median([e.step - i.from_step for i, e in pairs if i.from_step is not None and e.step is not None]),
@@ -164,10 +270,6 @@ def _score(rule: str, episodes: Sequence[Episode], incidents: Sequence[Incident]
 
 def _came(episode: Episode) -> int | None:
     return episode.step if episode.came_step is None else episode.came_step
-
-
-def _hits(episodes: Sequence[Episode], incident: Incident) -> list[Episode]:
-    return [episode for episode in episodes if fits(episode, incident)]
 
 
 def _median(values: Sequence[float]) -> float | None:

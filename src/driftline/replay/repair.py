@@ -4,7 +4,8 @@
     2. It is played again in the order in which it should have come: each of these frames where the log had
        come to the time of its newest sample, after the record that its process sent before it.
     3. Windows that differ between the two, and from the newest revision that is stored, are committed to the
-       table ``windows`` with the next revision, in one transaction of its own. Views show the highest.
+       table ``windows`` with the next revision, in one transaction of its own. Views show the highest. One
+       that there is no more gets a revision without samples, which views leave out.
 
 So a repair that is run twice, or killed and run again, commits nothing twice: what is stored then differs no
 more. Alerts that would have come, gone or moved are listed; none is sent, nobody is paged. A host's clock
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from driftline import events
 from driftline.errors import BadData
 from driftline.records import Framed, Output, Record
-from driftline.replay.episodes import AlertDiff, Episodes, compare
+from driftline.replay.episodes import AlertDiff, Episode, Episodes, compare
 from driftline.replay.player import Player, Source
 from driftline.replay.proof import Outputs, Tell, compared_columns
 from driftline.storage.recorded.compare import OUTPUTS, Reach
@@ -63,27 +64,29 @@ def repair(
 ) -> Repair:
     """Repairs what ``source`` gives. Raises BadData, Unavailable, Conflict (another repair came between)."""
     done = Repair()
-    before, after = Episodes(), Episodes()
+    before, after = list[Episode](), list[Episode]()
     with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
         for part in source.parts():
             reach = Reach(part.topic_uuid, part.partition, part.start, windows.reached(part) + 1)
             sides = [Path(folder) / f"{part.topic_uuid}-{part.partition}-{name}" for name in ("as", "due")]
             player = Player(part, source.configurations(part))
-            late = _play_as_it_came(source, player, reach, sides[0], before, tell)
+            as_it_came, as_due = Episodes(), Episodes()
+            late = _play_as_it_came(source, player, reach, sides[0], as_it_came, tell)
             done.late_frames += len(late)
             done.late_samples += _most_late(player)
             done.notes += player.told()
             if not late:
                 continue
             again = Player(part, source.configurations(part))
-            _play_as_due(source, again, reach, sides[1], after, late)
+            _play_as_due(source, again, reach, sides[1], as_due, late)
+            before += as_it_came.list()
+            after += as_due.list()
             done.still_late += _most_late(again)
             changes = windows.changes(part, sides[0] / "windows.parquet", sides[1] / "windows.parquet")
             done.windows += changes.shown
             if commit:
                 done.committed += windows.commit(part, changes)
-    moved = {key[0] for key in after.all}
-    done.alerts = compare([e for e in before.list() if e.run in moved], after.list())
+    done.alerts = compare(before, after)
     done.notes = [*source.notes, *done.notes]
     return done
 
