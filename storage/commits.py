@@ -63,10 +63,13 @@ def append(
         raise Conflict(f"{name}: {error}") from error
 
 
-def delete(handle: DeltaTable, name: TableName, predicate: str, cutoff_us: int | None) -> dict[str, Any]:
-    """Deletes the rows for which ``predicate`` holds, and says with ``cutoff_us`` that all older ones have
-    expired; what delta-rs tells of it. Raises DeltaError or OSError."""
-    cutoff = None if cutoff_us is None else [Transaction(App.RETENTION, cutoff_us)]
+def delete(
+    handle: DeltaTable, name: TableName, predicate: str, cutoff_us: int | None, upto: Mapping[str, int]
+) -> dict[str, Any]:
+    """Deletes the rows for which ``predicate`` holds, and says with ``cutoff_us`` and ``upto`` what has
+    expired, never less than was said before; what delta-rs tells of it. Raises DeltaError or OSError."""
+    told = dict(upto) if cutoff_us is None else {App.RETENTION: cutoff_us, **upto}
+    cutoff = [Transaction(app, max(at, position(handle, app))) for app, at in told.items()] or None
     done: dict[str, Any] = handle.delete(
         predicate,
         writer_properties=writer_properties(name),

@@ -15,8 +15,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -153,16 +154,24 @@ class Lake:
             return {"changed": compaction.compact(handle, self.root / name, name, fully=fully)}
         return commits.join(handle, name)
 
-    def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
+    def delete(
+        self,
+        name: TableName,
+        predicate: str,
+        *,
+        cutoff_us: int | None = None,
+        upto: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
         """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
 
-        ``cutoff_us``: what is older has expired; the table then says so (:attr:`App.RETENTION`). Files that
-        lose all their rows go, files that lose some are written anew; positions stay, and the old
-        files until :meth:`vacuum`. Does nothing while another process compacts the table or deletes from it,
-        or if it commits meanwhile. Raises Unavailable if the folder cannot be written; then all rows stay.
+        ``cutoff_us``: what is older has expired; the table then says so (:attr:`App.RETENTION`), and so of
+        the offsets ``upto`` (:meth:`App.expired`). Files that lose all their rows go, files that lose some
+        are written anew; positions stay, and the old files until :meth:`vacuum`. Does nothing while another
+        process compacts the table or deletes from it, or if it commits meanwhile. Raises Unavailable if the
+        folder cannot be written; then all rows stay.
         """
         done = self._rewrite(
-            name, "rid of old rows", lambda handle: commits.delete(handle, name, predicate, cutoff_us)
+            name, "rid of old rows", lambda handle: commits.delete(handle, name, predicate, cutoff_us, upto)
         )
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
@@ -172,6 +181,18 @@ class Lake:
         compacts it all the time, or if it cannot be written."""
         for _ in range(_TRIES):
             if self._rewrite(name, "rid of missing files", lambda handle: handle.repair()):
+                return
+            time.sleep(_TRY_S)
+        raise Unavailable(f"table {name} in {self.root} is being rewritten by a sink: try again in a minute")
+
+    def write_anew(self, name: TableName, files: Collection[str]) -> None:
+        """Writes these files (their names) anew as compaction does. Raises as :meth:`forget_missing`."""
+
+        def again(handle: DeltaTable) -> dict[str, Any]:
+            return {"changed": compaction.rewrite(handle, self.root / name, name, files)}
+
+        for _ in range(_TRIES):
+            if self._rewrite(name, "written anew", again):
                 return
             time.sleep(_TRY_S)
         raise Unavailable(f"table {name} in {self.root} is being rewritten by a sink: try again in a minute")

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -116,9 +117,16 @@ class ObjectLake:
         self.vacuum(name, keep_hours=keep_hours)
         return True
 
-    def delete(self, name: TableName, predicate: str, *, cutoff_us: int | None = None) -> int:
+    def delete(
+        self,
+        name: TableName,
+        predicate: str,
+        *,
+        cutoff_us: int | None = None,
+        upto: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
         """As :meth:`driftline.storage.lake.Lake.delete`."""
-        done = self._rewrite(name, lambda handle: commits.delete(handle, name, predicate, cutoff_us))
+        done = self._rewrite(name, lambda handle: commits.delete(handle, name, predicate, cutoff_us, upto))
         self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
         return int((done or {}).get("num_deleted_rows", 0))
 

@@ -2,7 +2,8 @@
 
 A sample's age is its own time, a record's (``log``) the time at which the broker got it. An evaluated item
 has no time: it is as old as the acceptance of its evaluation, and so is everything before it in its
-partition, also what no accepted evaluation used. All other tables are kept for ever.
+partition, also what no accepted evaluation used; but nothing goes that lies behind an item that is younger.
+All other tables are kept for ever.
 
 ``log`` also is where a restarted sink learns what it has seen (see :mod:`driftline.storage.resume`), so two
 things of it stay: the newest stored row of each process, whatever its age, and everything beyond the position
@@ -15,7 +16,7 @@ gave a record (:func:`now`). So while nothing comes, nothing expires either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -43,6 +44,13 @@ class Range(NamedTuple):
     kept: Sequence[int] = ()
 
 
+class Expired(NamedTuple):
+    """Rows that go in one deletion, and the last offset of each partition that does (:meth:`App.expired`)."""
+
+    predicate: str
+    upto: Mapping[str, int]
+
+
 def cutoff(retention_us: int | None, now_us: int | None) -> int | None:
     """What happened before this instant (microseconds since 1970) has expired; None: nothing ever does.
 
@@ -63,9 +71,9 @@ def now(lake: AnyLake, host_us: int) -> int | None:
     return None if newest is None else min(host_us, newest)
 
 
-def predicates(
+def expired(
     lake: AnyLake, name: TableName, cutoff_us: int, telemetry_uuid: str, partitions: int
-) -> list[str]:
+) -> list[Expired]:
     """What to delete of one of the ``EXPIRING`` tables, to be done one by one; empty if nothing has expired.
 
     ``telemetry_uuid`` and ``partitions`` say which records a sink may read again. Raises duckdb.Error if a
@@ -73,12 +81,19 @@ def predicates(
     """
     instant = _instant(cutoff_us)
     if name == "samples":
-        return [f'"time" < {instant}']
+        return [Expired(f'"time" < {instant}', {})]
     with lake.connect() as db:
         if name == "log":
             ranges = _log_ranges(db, lake, instant, _levels(lake, telemetry_uuid, partitions))
-            return [f'"received" < {instant} AND ({_any(found)})' for found in passes(ranges)]
-        return [_any(found) for found in passes(_item_ranges(db, lake, instant))]
+            return [
+                Expired(f'"received" < {instant} AND ({_any(found)})', _ends(found))
+                for found in passes(ranges)
+            ]
+        return [Expired(_any(found), {}) for found in passes(_item_ranges(db, lake, instant))]
+
+
+def _ends(ranges: Iterable[Range]) -> dict[str, int]:
+    return {App.expired(one.topic_uuid, one.partition): one.last for one in ranges}
 
 
 def passes(ranges: Iterable[Range], at_most: int = MAX_TERMS) -> list[list[Range]]:
@@ -164,9 +179,16 @@ def _log_ranges(db: duckdb.DuckDBPyConnection, lake: AnyLake, instant: str, leve
 
 def _item_ranges(db: duckdb.DuckDBPyConnection, lake: AnyLake, instant: str) -> list[Range]:
     query = f"""
+        WITH items AS (
+            SELECT topic_uuid, "partition", "offset", accepted
+            FROM {source("eval_items", lake.files("eval_items"))} LEFT JOIN (
+                SELECT lease, max(accepted) AS accepted
+                FROM {source("evals", lake.files("evals"))} GROUP BY lease) USING (lease)),
+        young AS (
+            SELECT topic_uuid, "partition", min("offset") AS first FROM items
+            WHERE accepted >= {instant} GROUP BY ALL)
         SELECT topic_uuid, "partition", 0, max("offset")
-        FROM {source("eval_items", lake.files("eval_items"))}
-        SEMI JOIN (SELECT lease FROM {source("evals", lake.files("evals"))} WHERE accepted < {instant})
-            USING (lease)
+        FROM items LEFT JOIN young USING (topic_uuid, "partition")
+        WHERE accepted < {instant} AND "offset" < coalesce(first, "offset" + 1)
         GROUP BY ALL ORDER BY ALL"""
     return [Range(*row[:4]) for row in db.execute(query).fetchall()]

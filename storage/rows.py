@@ -235,7 +235,7 @@ def _log_row(
     reason: str | None,
 ) -> tuple[Any, ...]:
     """One row of ``log``, in the order of its columns."""
-    run = process = seq = rank = samples = counters = None
+    run = process = seq = rank = samples = counters = oldest = newest = None
     payload = record.value
     if isinstance(decoded, Frame):
         run, process, seq, rank, samples = (
@@ -247,6 +247,8 @@ def _log_row(
         )
         counters = decoded.counters or None
         payload = None
+        if samples:
+            oldest, newest = int(decoded.time_us.min()), int(decoded.time_us.max())
     elif isinstance(decoded, events.FromProcess):
         run, process, seq = decoded.run, decoded.process, decoded.seq
     elif isinstance(decoded, events.EvalAccepted):
@@ -266,6 +268,8 @@ def _log_row(
         samples,
         counters,
         payload,
+        oldest,
+        newest,
     )
 
 

@@ -29,6 +29,11 @@ class App:
     """Its version is the instant, in microseconds since 1970, before which rows have expired."""
 
     @staticmethod
+    def expired(topic_uuid: str, partition: int) -> str:
+        """Its version is the last offset of ``log`` that expired in the partition."""
+        return f"retention/{topic_uuid}/{partition}"
+
+    @staticmethod
     def id(topic_uuid: str, partition: int) -> str:
         return f"{topic_uuid}/{partition}"
 

@@ -126,6 +126,8 @@ _LOG = Table(
         Column("samples", _INT, "samples in the frame, null for events"),
         Column("counters", _TEXT, "the SDK's counters, a JSON object"),
         Column("payload", _BYTES, "the record's bytes, null for frames (their content is in samples)"),
+        Column("oldest", TIME, "smallest time of the frame's samples, by which they expire", later=True),
+        Column("newest", TIME, "largest time of the frame's samples", later=True),
     ),
     ("partition", "offset"),
 )

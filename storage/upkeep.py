@@ -125,16 +125,16 @@ class Upkeep:
                 before = retention.cutoff(self._storage.retention_us, instant)
                 if before is None:
                     return
-                for predicate in retention.predicates(self._lake, name, before, telemetry_uuid, partitions):
-                    self._delete(name, predicate, before)
+                for old in retention.expired(self._lake, name, before, telemetry_uuid, partitions):
+                    self._delete(name, old, before)
                 self._lake.vacuum(name)
             except (Unavailable, duckdb.Error) as error:
                 line = told(error)
                 self._say(f"sink: old rows of {name} stay for now, trying again in 10 minutes: {line}")
                 self._next_expiry = now + RETRY_US
 
-    def _delete(self, name: TableName, predicate: str, cutoff_us: int) -> None:
-        deleted = self._lake.delete(name, predicate, cutoff_us=cutoff_us)
+    def _delete(self, name: TableName, old: retention.Expired, cutoff_us: int) -> None:
+        deleted = self._lake.delete(name, old.predicate, cutoff_us=cutoff_us, upto=old.upto)
         self._counts["rows expired"] += deleted
         self._changed |= deleted > 0
 

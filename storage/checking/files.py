@@ -1,8 +1,8 @@
 """The first half of a check: is each table's log readable, each listed file there, whole, of the schema.
 
 A listed file is opened, its schema and count of rows are compared, and (unless ``quick``) all of it is read,
-a batch at a time. A file that a running sink replaced meanwhile is left out. What lies beside the files is
-named. Nothing is changed.
+a batch at a time. Where a running sink replaced one meanwhile, all begins again. What lies beside the files
+is named. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,13 @@ class TableFiles:
     handle: DeltaTable | None
     files: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
+    """Whole ones with statistics that they should not have."""
     rows: int = 0
     bytes: int = 0
     strays: list[Stray] = field(default_factory=list)
+    replaced: bool = False
+    """A file was replaced while it was looked at, so these are no longer the table's rows."""
 
     @property
     def whole(self) -> list[str]:
@@ -96,6 +100,7 @@ def check_files(root: Path, table: TableFiles, *, quick: bool, progress: Progres
             continue
         if wrong is not None and not _still_listed(root, table, file):
             table.files.remove(file)
+            table.replaced = True
             continue
         if wrong is not None:
             table.broken.append(file)
@@ -119,7 +124,8 @@ def _whole(table: TableFiles, path: Path) -> list[Finding]:
     says = (
         f"{path} has statistics on the float column {column}, so filters may miss NaN: not written by a sink"
     )
-    return [Finding(table.name, "statistics", True, says, f"driftline storage compact --table {table.name}")]
+    table.counted.append(str(path))
+    return [Finding(table.name, "statistics", True, says, "driftline storage repair writes it anew, without")]
 
 
 def _still_listed(root: Path, table: TableFiles, file: str) -> bool:

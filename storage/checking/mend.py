@@ -2,6 +2,7 @@
 
     a torn end of a table's log       set aside (".torn"); the sink stores its rows again
     a file that is missing or broken  taken out of the table, and kept in the quarantine
+    a whole one that hides NaN        written anew, without statistics on floats
     files beside the tables           moved to the quarantine
     rows missing or there twice       with ``oldest`` (what the topics still have): all rows of the table from
                                       the first of them on are deleted and then its position goes back to
@@ -18,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -87,8 +88,8 @@ def repair(
 class _FileStep(NamedTuple):
     step: Step
     path: Path
-    listed: bool
-    """Whether it is part of the table."""
+    kind: Literal["broken", "counted", "stray"]
+    """The first two are part of the table."""
 
 
 def _of_files(
@@ -99,16 +100,22 @@ def _of_files(
             step = Step(
                 name, f"take {Path(file).name} out of the table, with its rows, and keep it in {QUARANTINE}"
             )
-            yield step, _FileStep(step, Path(file), True)
+            yield step, _FileStep(step, Path(file), "broken")
+        for file in table.counted:
+            step = Step(name, f"write {Path(file).name} anew, without statistics on float columns")
+            yield step, _FileStep(step, Path(file), "counted")
         for stray in table.strays:
             if stray.movable or stray.kind == "ours":
                 step = Step(name, f"move {stray.path.name} ({stray.kind}) to {QUARANTINE}/{name}")
-                yield step, _FileStep(step, stray.path, False)
+                yield step, _FileStep(step, stray.path, "stray")
 
 
 def _do(root: Path, found: _FileStep, step: Step) -> bool:
+    if found.kind == "counted":
+        Lake(root).write_anew(step.table, [found.path.name])
+        return True
     moved = set_aside(root, step.table, found.path)
-    if found.listed:
+    if found.kind == "broken":
         Lake(root).forget_missing(step.table)
         return True
     return moved is not None

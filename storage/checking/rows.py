@@ -5,9 +5,15 @@
     processes, checkpoints, metrics, evals   a row of each stored event
     a number of a process (run, process, seq) stored once; no output, item or evaluation twice
 
-What is known to be missing is no fault: offsets in ``gaps``, rows that ``storage.retention`` deleted (each
-deletion leaves its cutoff in the table, :attr:`~driftline.storage.store.App.RETENTION`), and of a table that
-is behind its topic what lies beyond its position. DuckDB does the work, within ``MEMORY``, and spills.
+What is known to be missing is no fault: offsets in ``gaps``, of a table that is behind its topic what lies
+beyond its position, and rows that ``storage.retention`` deleted. Each deletion leaves its cutoff in the table
+(:attr:`~driftline.storage.store.App.RETENTION`), and ``log`` says between which times the samples of a frame
+lie. So nothing is promised of a frame that is older; of one that the cutoff goes through its newest sample is
+(how many of the others are younger nobody knows); of a younger one all. Rows of ``log`` of versions that did
+not note these times promise nothing once retention has come. An evaluation promises its items if it was asked
+for after the cutoff: then all of them came after it.
+
+DuckDB does the work, within ``MEMORY``, and spills.
 """
 
 from __future__ import annotations
@@ -26,8 +32,6 @@ from driftline.storage.store import App
 from driftline.storage.tables import FEEDS, ROWS_OF, TABLES, TableName
 
 MEMORY = "1GB"
-SKEW_US = 86_400_000_000
-"""A frame may come so much later than its samples were logged (spool, clock of its host) and have expired."""
 _EVENT_TABLES: dict[TableName, tuple[str, ...]] = {
     **{
         name: tuple(kind for kind, table in ROWS_OF.items() if table == name)
@@ -147,6 +151,7 @@ class RowCheck:
                 "log",
                 "position",
                 f"has offset {last} of partition {spot.partition}, and its position is {end}",
+                _REPORT,
             )
         known = self._gaps.get(("log", spot), [])
         holes = [left for hole in holes for left in without(*hole, known)]
@@ -158,11 +163,13 @@ class RowCheck:
             self._bad("log", "doubled", spot, ranges(doubled), len(doubled))
 
     def _unexpired(self, spot: _Spot, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those behind a row that was too young to expire."""
+        """Those behind a row that was too young to expire, and behind all that did: a broker's clock may have
+        been set back, so that a record expired before one that had come before it."""
         query = f"""SELECT min("offset") FROM log WHERE topic_uuid = ? AND "partition" = ?
             AND received >= make_timestamptz({self._cutoff["log"]})"""
         young = self._db.execute(query, [spot.topic_uuid, spot.partition]).fetchall()[0][0]
-        return [] if young is None else [hole for hole in holes if hole[0] > young]
+        gone = self._version("log", App.expired(spot.topic_uuid, spot.partition))
+        return [] if young is None else [(a, b) for a, b in holes if a > young and b > gone]
 
     def _numbers(self) -> None:
         query = """
@@ -175,6 +182,7 @@ class RowCheck:
                 "log",
                 "number",
                 f"{count:,} records are stored twice, e.g. number {seq} of process {process} (run {run})",
+                _REPORT,
             )
 
     # --- rows of records -------------------------------------------------------------------------------
@@ -184,10 +192,13 @@ class RowCheck:
         query = f"""
             WITH have AS (
                 SELECT topic_uuid, "partition", "offset", count(*) AS n, min(ordinal) AS low,
-                    max(ordinal) AS high, sum(ordinal) AS s1, sum(ordinal::BIGINT * ordinal) AS s2
+                    max(ordinal) AS high, sum(ordinal) AS s1, sum(ordinal::BIGINT * ordinal) AS s2,
+                    max("time") AS top
                 FROM samples GROUP BY ALL),
             frames AS (
-                SELECT l.*, coalesce(n, 0) AS n, low, high, s1, s2, l.samples::HUGEINT AS m
+                SELECT l.*, coalesce(n, 0) AS n, low, high, s1, s2, top, l.samples::HUGEINT AS m,
+                    coalesce({cutoff} >= 0 AND epoch_us(oldest) < {cutoff}, {cutoff} >= 0) AS cut,
+                    cut AND coalesce(epoch_us(newest) < {cutoff}, true) AS gone
                 FROM log AS l JOIN levels ON own = 'samples' AND levels.topic_uuid = l.topic_uuid
                     AND levels."partition" = l."partition" AND l."offset" <= level
                 LEFT JOIN have ON have.topic_uuid = l.topic_uuid AND have."partition" = l."partition"
@@ -195,14 +206,9 @@ class RowCheck:
                 WHERE kind = 'frame' AND outcome = 'stored' AND l.samples > 0),
             bad AS (
                 SELECT * FROM frames WHERE n <> m OR low <> 0 OR high <> m - 1
-                    OR s1 <> m * (m - 1) // 2 OR s2 <> (m - 1) * m * (2 * m - 1) // 6),
-            begins AS (
-                SELECT run, process, min("offset") FILTER (n > 0) AS first FROM frames
-                WHERE {cutoff} >= 0 GROUP BY ALL)
-            SELECT topic_uuid, "partition", "offset", n >= m, abs(m - n)
-            FROM bad LEFT JOIN begins USING (run, process)
-            WHERE n >= m OR NOT ({cutoff} >= 0 AND (epoch_us(received) < {cutoff}
-                OR (epoch_us(received) < {cutoff + SKEW_US} AND "offset" <= coalesce(first, "offset"))))
+                    OR s1 <> m * (m - 1) // 2 OR s2 <> (m - 1) * m * (2 * m - 1) // 6)
+            SELECT topic_uuid, "partition", "offset", n >= m, abs(m - n) FROM bad
+            WHERE n >= m OR NOT cut OR (NOT gone AND top IS DISTINCT FROM newest)
             ORDER BY ALL LIMIT {MOST}"""
         self._sort_out("samples", self._db.execute(query).fetchall())
 
@@ -243,13 +249,20 @@ class RowCheck:
 
     def _twice(self, name: TableName) -> None:
         columns = ", ".join(identifier(column) for column in _ONCE[name])
+        if name == "evals":  # a row for each metric, so found by these; their records can be read again
+            query = f"""
+                SELECT topic_uuid, "partition", "offset", true, count(*) FROM evals
+                SEMI JOIN (SELECT {columns} FROM evals GROUP BY ALL HAVING count(*) > 1) AS d
+                    ON {" AND ".join(f"evals.{key} IS NOT DISTINCT FROM d.{key}" for key in _ONCE[name])}
+                GROUP BY ALL ORDER BY ALL LIMIT {MOST}"""
+            self._sort_out(name, self._db.execute(query).fetchall())
+            return
         query = f"""SELECT count(*), coalesce(sum(n - 1), 0) FROM (
             SELECT count(*) AS n FROM {identifier(name)} GROUP BY {columns} HAVING count(*) > 1)"""
         outputs, rows = self._db.execute(query).fetchall()[0]
         if outputs:
-            self._wrong(
-                name, "doubled", f"{rows:,} rows are there more than once (same {', '.join(_ONCE[name])})"
-            )
+            says = f"{rows:,} rows are there more than once (same {', '.join(_ONCE[name])})"
+            self._wrong(name, "doubled", says, _COPIES)
 
     def _items(self) -> None:
         cutoff = self._cutoff["eval_items"]
@@ -257,14 +270,22 @@ class RowCheck:
             WITH have AS (SELECT lease, count(*) AS n FROM eval_items GROUP BY lease),
             newest AS (SELECT max(epoch_us(received)) AS newest_us FROM log)
             SELECT count(*), sum(items - coalesce(n, 0))::BIGINT, min(lease) FROM (
-                SELECT lease, any_value(items) AS items, min(accepted) AS accepted FROM evals GROUP BY lease)
-            LEFT JOIN have USING (lease), newest
-            WHERE items > coalesce(n, 0) AND epoch_us(accepted) >= {cutoff}
-                AND epoch_us(accepted) < newest_us - {_LATE_US}"""
+                SELECT lease, "partition", any_value(items) AS items, min(accepted) AS accepted,
+                    least(min(requested), min(accepted)) AS asked
+                FROM evals GROUP BY ALL)
+            LEFT JOIN have USING (lease)
+            LEFT JOIN (
+                SELECT "partition", max(found) AS known FROM gaps
+                WHERE topic = 'eval-items' GROUP BY ALL) USING ("partition"), newest
+            WHERE items > coalesce(n, 0) AND epoch_us(asked) >= {cutoff}
+                AND epoch_us(accepted) < newest_us - {_LATE_US} AND coalesce(accepted > known, true)"""
         count, rows, lease = self._db.execute(query).fetchall()[0]
         if count:
             self._wrong(
-                "eval_items", "missing", f"{count:,} evaluations lack {rows:,} items, e.g. lease {lease}"
+                "eval_items",
+                "missing",
+                f"{count:,} evaluations lack {rows:,} items, e.g. lease {lease}",
+                _NO_ITEMS,
             )
 
     # --- what is said ----------------------------------------------------------------------------------
@@ -275,16 +296,20 @@ class RowCheck:
         self.bad.append(Bad(name, kind, spot.topic_uuid, spot.partition, tuple(found), rows))
         self._wrong(name, kind, self.bad[-1].words(), _RESTORE)
 
-    def _wrong(self, name: TableName, kind: str, says: str, remedy: str = "") -> None:
-        self.findings.append(Finding(name, kind, True, says, remedy or _OUTPUT if name in _ONCE else _REPORT))
+    def _wrong(self, name: TableName, kind: str, says: str, remedy: str) -> None:
+        self.findings.append(Finding(name, kind, True, says, remedy))
 
 
 _RESTORE = (
     "driftline storage repair --restore has the sink store them again, exactly once, where the topic still "
     "has them, and counts the rest in gaps"
 )
-_OUTPUT = "driftline replay computes windows, facts and alerts again from samples and log"
 _REPORT = "please report it, with the output of driftline storage check --json"
+_COPIES = f"the rows are right, and no command removes the copies: ask with SELECT DISTINCT; {_REPORT}"
+_NO_ITEMS = (
+    "the scores in evals are right; bring back the missing files of the folder eval_items from a copy, or do "
+    "without these items"
+)
 _SPOTS = """SELECT DISTINCT topic_uuid, "partition" FROM (
     SELECT topic_uuid, "partition" FROM log UNION ALL SELECT topic_uuid, "partition" FROM samples
     UNION ALL SELECT topic_uuid, "partition" FROM gaps WHERE topic = 'telemetry') ORDER BY ALL"""

@@ -18,7 +18,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,14 @@ def compact(handle: DeltaTable, folder: Path, name: TableName, *, fully: bool = 
         known = {piece.path for piece in pieces} - taken | names  # what others appended meanwhile can wait
         pieces = [piece for piece in pieces_of(handle, folder, name) if piece.path in known]
     return changed
+
+
+def rewrite(handle: DeltaTable, folder: Path, name: TableName, files: Collection[str]) -> bool:
+    """Writes files of the table anew, each for itself, with what ours have and nothing else; says if
+    anything changed. As :func:`compact` otherwise."""
+    pieces = [piece for piece in pieces_of(handle, folder, name) if piece.path in files]
+    done = [_do(handle, folder, name, Job((piece,), stays=True)) for piece in pieces]
+    return any(done)
 
 
 def pieces_of(handle: DeltaTable, folder: Path, name: TableName) -> list[Piece]:

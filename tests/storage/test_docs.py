@@ -60,8 +60,9 @@ all the same has a row in `gaps` (also what went before the first sink of these 
 `records lost` in the sink's line.
 
 With `storage.retention` the sink deletes, soon after its start and then every hour, the rows of `samples` whose
-`time`, of `log` whose `received` and of `eval_items` whose evaluation's acceptance is longer ago. Of `log` the
-newest stored row of each process stays, so that what it sends again is still known and its run stays in `runs`.
+`time`, of `log` whose `received` and of `eval_items` whose evaluation's acceptance is longer ago (but no item that
+was sent after one that stays). Of `log` the newest stored row of each process stays, so that what
+it sends again is still known and its run stays in `runs`.
 "Ago" counts from the newest record in `log`, or from the sink's clock if that is behind it: a clock that jumps
 ahead deletes nothing young, and while nothing comes nothing is deleted.
 All other tables are kept. `curves`, `best`, `slowest_ranks` and the samples of `run_summary` and `metrics` speak of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from driftline.storage.checking import files
 from driftline.storage.checking.check import check
 from driftline.storage.checking.mend import plan, repair
 from driftline.storage.checking.strays import QUARANTINE
+from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.core import SinkCore
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
@@ -36,6 +38,7 @@ def all_rows(root: Path) -> dict[str, list[Any]]:
                 "log": 'topic_uuid, "partition", "offset", outcome, seq',
                 "checkpoints": '"partition", "offset", digest',
                 "facts": "id",
+                "evals": "id, metric",
             }.items()
         }
 
@@ -186,6 +189,46 @@ def test_a_repair_that_is_killed_before_the_position_moves_is_finished_by_the_ne
     assert repair(written.root, oldest=topic)[0].ok
     written.sink()
     assert all_rows(written.root) == before
+
+
+def test_the_remedy_that_each_finding_names_mends_it(written: Any, make: Any) -> None:
+    """Of rows that a topic still has: the one of ``--restore``; of statistics: a repair."""
+    topic = {(make.uuid, 0): 0, (make.uuid, 1): 0}
+    spot = written.spots[0]
+    written.log[spot][16] = make.accepted(16, lease="lease-0-5", accepted_us=0)
+    shutil.rmtree(written.root)
+    written.sink(step=10)
+    before = all_rows(written.root)
+    for name, harm in (
+        ("log", lambda lake: lake.delete("log", '"offset" IN (2, 9)')),
+        ("samples", lambda lake: lake.delete("samples", '"offset" = 7 AND ordinal = 3')),
+        ("checkpoints", lambda lake: lake.delete("checkpoints", '"offset" = 9')),
+        ("log", lambda lake: copies(written.root, "log")),
+        ("evals", lambda lake: copies(written.root, "evals")),
+    ):
+        harm(Lake(written.root))
+        wrong = [finding for finding in check(written.root).findings if finding.wrong]
+        assert {finding.table for finding in wrong} == {name}
+        assert any("driftline storage repair --restore" in finding.remedy for finding in wrong), wrong
+        assert repair(written.root, oldest=topic)[0].ok
+        written.sink()
+        assert all_rows(written.root) == before
+    lake = Lake(written.root)
+    assert lake.compact("samples", at_least=2, fully=True)
+    (file,) = lake.files("samples")
+    pq.write_table(pq.read_table(file), file, write_statistics=True)
+    (finding,) = check(written.root).findings
+    assert finding.remedy.startswith("driftline storage repair ")
+    assert run("repair", "--yes", root=written.root).exit_code == 0
+    assert check(written.root).findings == []
+    assert all_rows(written.root) == before
+
+
+def copies(root: Path, name: str) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    rows = DeltaTable(str(root / name)).to_pyarrow_table()
+    write_deltalake(str(root / name), rows, mode="append", writer_properties=writer_properties(name))  # type: ignore[arg-type]
 
 
 # --- the commands ----------------------------------------------------------------------------------------
