@@ -222,7 +222,7 @@ class ImportSegment(_Event, frozen=True, kw_only=True, tag="import_segment"):
     config: str = ""
     """The pipeline's configuration in this segment, as JSON text."""
     digest: str = ""
-    """Done: hash of all records of the log before this one."""
+    """Begun: hash of the source as far as the limits; done: of all records of the log before this one."""
     refused: dict[str, Int64] = {}
     """Done: what was refused so far, by reason."""
 

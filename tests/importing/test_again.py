@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,6 +174,76 @@ def test_the_same_file_read_in_another_way_is_refused(place: Any, path: Path) ->
     place.imported(path)
     with pytest.raises(SettingsError, match="imported before in another way"):
         place.imported(path, step_column="-")
+
+
+def test_another_source_in_the_place_of_one_whose_first_import_was_killed_is_refused(
+    memory: Any, path: Path, often: None
+) -> None:
+    """Also where it is as long, and was killed before the first mark of a whole segment."""
+    clean = memory()
+    clean.imported(path)
+    written = path.stat().st_mtime_ns
+    for at in (4, 17):
+        killed = memory()
+        with pytest.raises(Killed):
+            killed.imported(path, killed_at(at, "after"))
+        before, text_before = killed.everything(), path.read_text()
+        path.write_text(text_before.replace("0.5,", "0.6,", 1))
+        with pytest.raises(BadData, match="no longer says what was imported"):
+            killed.imported(path)
+        assert killed.everything() == before
+        path.write_text(text_before)
+        os.utime(path, ns=(written, written))
+        killed.imported(path)
+        assert killed.everything() == clean.everything()
+
+
+def windows_of(place: Any) -> list[str]:
+    """All windows, but for where they were caused."""
+    sql = """SELECT * EXCLUDE (topic_uuid, "partition", "offset", ordinal) FROM windows"""
+    return sorted(map(str, place.rows(sql)))
+
+
+def test_a_run_that_is_still_written_stays_open_so_that_no_window_at_the_border_is_cut(
+    place: Any, path: Path, tmp_path: Path
+) -> None:
+    """In three pieces it gives the windows of one import of the whole; left alone, it is ended."""
+    place.imported(path, settled=False, start_us=7)
+    assert place.rows("SELECT count(*) FROM process_events WHERE event = 'ended'") == [(0,)]
+    with path.open("a") as file:
+        file.write(text(STEPS, STEPS + 13))
+    place.imported(path, settled=False, start_us=7)
+    ended = place.imported(path, start_us=7)
+    assert ended.rows["processes"] == RANKS
+    assert place.imported(path, start_us=7).rows.total() == 0
+    clean = type(place)(tmp_path / "clean")
+    clean.imported(path, start_us=7)
+    assert windows_of(place) == windows_of(clean)
+    assert place.rows("SELECT outcome FROM runs") == [("finished",)]
+
+
+def test_a_source_that_went_on_after_its_end_is_said(place: Any, path: Path) -> None:
+    place.imported(path)
+    with path.open("a") as file:
+        file.write(text(STEPS, STEPS + 5))
+    assert any("went on" in note for note in place.imported(path).tally.notes)
+
+
+def test_two_sources_of_one_name_go_into_one_run_under_names_of_their_own(place: Any, tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "results.csv").write_text(f"step,x{number}\n1,{number}\n")
+    place.imported(tmp_path / "0" / "results.csv", run="exp")
+    with pytest.raises(SettingsError, match="--source"):  # other columns
+        place.imported(tmp_path / "1" / "results.csv", run="exp", step_column="-")
+    with pytest.raises(BadData, match="--source"):
+        place.imported(tmp_path / "1" / "results.csv", run="exp")
+    place.imported(tmp_path / "1" / "results.csv", run="exp", source="second")
+    assert place.imported(tmp_path / "1" / "results.csv", run="exp", source="second").rows.total() == 0
+    assert place.rows("SELECT metric, value FROM samples WHERE run = 'exp' ORDER BY ALL") == [
+        ("x0", 0.0),
+        ("x1", 1.0),
+    ]
 
 
 def test_a_sink_that_writes_at_the_same_time_is_not_disturbed(

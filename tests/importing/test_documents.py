@@ -181,3 +181,43 @@ def test_real_results_of_the_harness_come_whole(place: Any, realdata: Path) -> N
     assert made.evaluations == len(document["results"])
     assert set(place.rows("SELECT suite, metric, value, stderr FROM evals")) == wanted
     assert place.rows("SELECT DISTINCT step FROM evals") == [(143_000,)]
+
+
+def test_a_training_that_reached_its_last_step_is_finished_and_another_may_go_on(
+    tmp_path: Path, place: Any
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    nested = [{"step": 1, "eval": {"acc": 0.5, "more": {"f1": 0.25}}}]
+    (folder / "trainer_state.json").write_text(json.dumps(STATE | {"log_history": nested}))
+    place.imported(folder, settled=False)
+    assert place.rows("SELECT metric, value FROM samples ORDER BY ALL") == [
+        ("eval/acc", 0.5),
+        ("eval/more/f1", 0.25),
+    ]
+    assert place.rows("SELECT outcome FROM runs") == [("finished",)]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "trainer_state.json").write_text(json.dumps(STATE | {"global_step": 19}))
+    assert any("stays open" in note for note in place.imported(other, settled=False).tally.notes)
+
+
+@pytest.mark.parametrize("task", ["a/b", "../../etc/x", "x" * 300, "nul\0", "half \ud83d", ""], ids=range(6))
+def test_results_with_odd_names_come_or_are_counted_and_read_no_other_file(
+    tmp_path: Path, place: Any, task: str
+) -> None:
+    document = {"results": {task: {"acc,none": 0.5, "half \ud83d": 1}}, "versions": {task: 1}}
+    document["config"] = {"model_args": "pretrained=a\ud83d/b"}
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    made = place.imported(tmp_path / "results.json")
+    assert made.evaluations == 1
+    assert place.rows("SELECT count(*), sum(items) FROM evals") == [(2, 0)]
+
+
+@pytest.mark.parametrize("text", ["[]", '{"results": []}', '{"results": {"a": 1}, "versions": {}}', "7"])
+def test_a_document_that_is_said_to_be_results_and_is_none_is_refused(
+    tmp_path: Path, place: Any, text: str
+) -> None:
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(BadData):
+        place.imported(tmp_path / "r.json", format="lm_eval")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import os
@@ -298,7 +299,10 @@ def test_what_cannot_be_right_is_said_before_anything_is_written(
     ("name", "data", "words"),
     [
         ("a.csv", b"", "is empty"),
-        ("a.csv", b"\x1f\x8b\x08", "compressed"),
+        ("a.csv", b"\x1f\x8b\x08", "nothing of it unpacks"),
+        ("a.csv", "step,loss\n1,2\n".encode("utf-16"), "UTF-16"),
+        ("a.csv.zst", b"\x28\xb5\x2f\xfd..", "zstd"),
+        ("a.parquet", b"PAR1\0\0", "Parquet"),
         ("a.bin", b"\x00\x01\x02\x03", "neither text"),
         ("a.json", b'{\n "a": 1,\n "b": 2\n}\n', "JSON document"),
         ("a.json", b'[\n{"step": 1},\n{"step": 2}\n]\n', "one JSON list"),
@@ -310,6 +314,74 @@ def test_files_of_other_kinds_are_refused_with_a_reason(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(BadData, match=words):
         place.imported(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.jsonl"])
+def test_a_packed_file_is_the_same_source_as_the_plain_one(tmp_path: Path, place: Any, name: str) -> None:
+    """In several members, as appending to a gzip file leaves it; and packed after it was imported."""
+    rows = [{"step": step, "loss": 1 / (step + 1)} for step in range(200)]
+    text = "step,loss\n" + "".join(f"{row['step']},{row['loss']!r}\n" for row in rows)
+    if name.endswith("jsonl"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    half = len(text) // 2
+    packed = gzip.compress(text[:half].encode()) + gzip.compress(text[half:].encode()) + b"\0" * 9
+    (tmp_path / f"{name}.gz").write_bytes(packed)
+    made = place.imported(tmp_path / f"{name}.gz")
+    assert (made.samples, list(made.runs.values())) == (200, ["run"])
+    (tmp_path / f"{name}.gz").unlink()
+    written(tmp_path, text, name)
+    assert place.imported(tmp_path / name).rows.total() == 0
+
+
+def test_of_a_packed_file_without_its_end_what_unpacks_is_taken_and_the_rest_later(
+    tmp_path: Path, place: Any
+) -> None:
+    text = "step,loss\n" + "".join(f"{step},{step / 7!r}\n" for step in range(5_000))
+    packed = gzip.compress(text.encode())
+    path = tmp_path / "run.csv.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    some = place.imported(path)
+    assert 1_000 < some.samples < 4_999
+    assert any("no end (yet)" in note for note in some.tally.notes)
+    assert not some.tally.refused
+    path.write_bytes(packed)
+    assert place.imported(path).samples == 5_000
+    assert place.rows("SELECT count(*), count(DISTINCT step) FROM samples") == [(5_000, 5_000)]
+    path.write_bytes(packed[:-300] + b"garbage" + packed[-293:])
+    with pytest.raises(BadData, match="no longer says"):
+        place.imported(path)
+
+
+def test_lines_of_zero_bytes_foreign_bytes_and_lines_that_never_end_cost_no_other_row(
+    tmp_path: Path, place: Any
+) -> None:
+    path = tmp_path / "a.csv"
+    long = b'"' + b"x" * 6_000_000 + b"\n"  # a quote that nobody closes, over lines of megabytes
+    lines = [b"step,loss,gr\xf6sse\n", b"1,0.5,2\n", b"\0" * 30 + b"2,0.5,1\n", long * 4, b"3,0.25,1\n"]
+    path.write_bytes(b"".join(lines))
+    made = place.imported(path)
+    assert place.rows("SELECT step, value FROM samples WHERE metric = 'loss' ORDER BY step") == [
+        (1, 0.5),
+        (3, 0.25),
+    ]
+    assert made.tally.refused["quotes"] >= 1
+    assert any("UTF-8" in note for note in made.tally.notes)
+
+
+def test_a_quoted_header_with_commas_hides_no_delimiter(tmp_path: Path, place: Any) -> None:
+    place.imported(written(tmp_path, 'step;"a,b,c";x\n1;2;3\n'))
+    assert place.rows(SAMPLES) == [("a,b,c", 1, 2.0), ("x", 1, 3.0)]
+
+
+def test_names_and_ranks_without_end_are_bounded_and_counted(
+    tmp_path: Path, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "MAX_NAMES", 5)
+    monkeypatch.setattr(telling, "MAX_PROCESSES", 3)
+    rows = "".join(f"{n},{n % 4},m{n % 7},{n}\n" for n in range(28))
+    made = place.imported(written(tmp_path, "step,rank,metric,value\n" + rows))
+    assert made.tally.refused == {"ranks": 7, "names": 6}
+    assert made.samples == 15
 
 
 def test_other_delimiters_a_mark_at_the_beginning_and_windows_lines(tmp_path: Path, place: Any) -> None:

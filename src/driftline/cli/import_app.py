@@ -26,6 +26,10 @@ def import_command(
         str | None,
         typer.Option(help="Id of the run; one that exists gets the rows. Default: of name and path."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="With --run: name of the source, where two have the same file name."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of the run. Default: that of file or folder.")
     ] = None,
@@ -59,6 +63,10 @@ def import_command(
     metric_column: Annotated[_Column, typer.Option(help="Long form: column of names.")] = None,
     value_column: Annotated[_Column, typer.Option(help="Long form: column of values.")] = None,
     step: Annotated[int | None, typer.Option(help="Step of all that has none.")] = None,
+    finished: Annotated[
+        bool,
+        typer.Option("--finished", help="Nothing more comes. Default: taken so when unchanged for a minute."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would come; write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as one JSON object a source.")] = False,
     config: Config = None,
@@ -79,6 +87,7 @@ def import_command(
             format=form,
             form=layout,
             run=run,
+            source=source,
             name=name,
             step_column=step_column,
             time_column=time_column,
@@ -93,7 +102,7 @@ def import_command(
             start_us=_start(start, time_zone),
         )
         settings = settings_of(config, root=root)
-        return run_import(sources, options, settings, dry_run=dry_run, as_json=as_json)
+        return run_import(sources, options, settings, finished=finished, dry_run=dry_run, as_json=as_json)
 
     finish(load, name="import", debug=log_level is Level.DEBUG)
 

@@ -27,10 +27,17 @@ _RUNS_SHOWN = 10
 
 
 def run_import(
-    paths: Sequence[Path], options: Options, settings: Settings, *, dry_run: bool, as_json: bool
+    paths: Sequence[Path],
+    options: Options,
+    settings: Settings,
+    *,
+    finished: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> int:
     """Imports all sources, one after the other; returns the exit code. Raises what they raise."""
     found = [one for path in paths for one in detect.find(path, options)]
+    detect.distinct(found, options)
     lake = None if dry_run and not _has_tables(settings.storage.root) else Lake(settings.storage.root)
     changed = False
     try:
@@ -45,6 +52,7 @@ def run_import(
                     tables=None if dry_run else lake,
                     before=() if dry_run else _before(lake, opened.key),
                     changed_s=opened.changed_s,
+                    finished=finished,
                     progress=tell,
                 )
                 made = loading.run()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,8 @@ from driftline.identity import safe_id
 from driftline.importing import columns, lm_eval, tables, tensorboard, trainer_state
 from driftline.importing.items import Source, Tally, carried
 from driftline.importing.reading import FORMATS, Format, Options, Reading, slug
+from driftline.importing.unpacked import MAX_DOCUMENT, content, is_gzip, opened, plain_name
 
-MAX_DOCUMENT = 512 * 1024 * 1024
 _HEAD = 64 * 1024
 
 
@@ -71,7 +71,7 @@ def find(path: Path, options: Options) -> list[Found]:
         return [Found(kind, path, (path,), path.parent.name)]
     if kind == "trainer_state":
         return [Found(kind, path, (path,), _folder_name(path.parent))]
-    return [Found(kind, path, (path,), path.stem)]
+    return [Found(kind, path, (path,), Path(plain_name(path)).stem)]
 
 
 def _folder_name(folder: Path) -> str:
@@ -103,20 +103,26 @@ def _folder(path: Path, options: Options) -> list[Found]:
 
 
 def _kind(path: Path) -> Format:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         head = file.read(_HEAD)
     if not head:
-        raise BadData(f"{path} is empty")
+        raise BadData(f"{path} is empty" if not is_gzip(path) else f"{path}: nothing of it unpacks (gzip -t)")
+    for magic, what in _OTHERS.items():
+        if head.startswith(magic):
+            raise BadData(f"{path} is {what}")
     if tensorboard.looks_like(head):
+        if is_gzip(path):
+            raise BadData(f"{path} is a packed event file: unpack it first (gunzip -k {path.name})")
         return "tensorboard"
-    if head.startswith(b"\x1f\x8b"):
-        raise BadData(f"{path} is compressed: unpack it first (gunzip -k {path.name})")
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n\0")
     if not text.startswith((b"{", b"[")):
-        if b"\0" in head[:1024]:
+        if b"\0" in head.partition(b"\n")[0]:
             raise BadData(f"{path} is neither text nor a file that is known here (--format names one)")
         return "csv"
-    document = _document(path) if path.stat().st_size <= MAX_DOCUMENT else None
+    first, _, others = text.partition(b"\n")
+    if others.strip() and _is_object(first):
+        return "jsonl"
+    document = _document(path)
     if isinstance(document, list):
         raise BadData(f"{path} is one JSON list: write an object a line (jq -c '.[]' {path.name})")
     if isinstance(document, dict):
@@ -135,8 +141,8 @@ def _kind(path: Path) -> Format:
 def _document(path: Path) -> Any:
     """The one JSON value in the file; None where it has several, or none."""
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
+        return json.loads(content(path, MAX_DOCUMENT))
+    except (ValueError, RecursionError, BadData):
         return None
 
 
@@ -147,7 +153,44 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
+_OTHERS = {
+    b"\xff\xfe": "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)",
+    b"\xfe\xff": "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it first (unzstd), or pack it with gzip",
+    b"BZh": "packed with bzip2: unpack it first (bunzip2 -k), or pack it with gzip",
+    b"\xfd7zXZ": "packed with xz: unpack it first (unxz -k), or pack it with gzip",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"PAR1": "Parquet, which is not read: write it as CSV or JSON lines",
+    b"ARROW1": "Arrow, which is not read: write it as CSV or JSON lines",
+}
+
+
 # --- opening -----------------------------------------------------------------------------------------------
+
+
+def key_of(found: Found, options: Options) -> str:
+    """What a source is known by: its path, or the given run and its name in it. Packed or not, it is the
+    same."""
+    path = found.path.resolve()
+    name = plain_name(path) if path.is_file() else path.name
+    if options.run is None:
+        return str(path.with_name(name)) if name else str(path)
+    return f"{options.run}\0{options.source or name}"
+
+
+def distinct(found: Sequence[Found], options: Options) -> None:
+    """Raises SettingsError where two sources would be taken for one."""
+    known: dict[str, Path] = {}
+    if options.source is not None and options.run is None:
+        raise SettingsError("--source", options.source, "it names a source of one run: give --run, too")
+    for one in found:
+        before = known.setdefault(key_of(one, options), one.path)
+        if before != one.path:
+            remedy = (
+                f"it has the name of {before}, and with --run a source is known by its name: import them one "
+                "by one, each with a --source of its own"
+            )
+            raise SettingsError("SOURCE", str(one.path), remedy)
 
 
 def open_source(found: Found, options: Options, earlier: Earlier) -> Opened:
@@ -155,8 +198,7 @@ def open_source(found: Found, options: Options, earlier: Earlier) -> Opened:
     tally = Tally()
     for note in found.notes:
         tally.note(note)
-    whole = str(found.path.resolve())
-    key = whole if options.run is None else f"{options.run}\0{found.path.resolve().name}"
+    key = key_of(found, options)
     before = earlier(key)
     name = carried(options.name or found.name or "import")
     changed_s = max(file.stat().st_mtime for file in found.files)
@@ -221,12 +263,15 @@ def _same(before: Reading, now: Reading, path: Path) -> None:
     ]
     if other:
         was = ", ".join(f"{name} {getattr(before, name)!r}, now {getattr(now, name)!r}" for name in other)
+        another = (
+            "name it with --source if it is another source of the same run"
+            if now.given_run
+            else "another --run for a second import of it"
+        )
         raise SettingsError(
             "",
             None,
-            f"{path} was imported before in another way ({was}): give the same options again, or another "
-            f"--run for "
-            "a second import of it",
+            f"{path} was imported before in another way ({was}): give the same options again, or {another}",
         )
 
 

@@ -13,6 +13,7 @@ from driftline import events
 MAX_EXAMPLES = 20
 """Refusals that are shown with their place; all are counted."""
 
+MAX_NOTES = 200
 
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -98,7 +99,7 @@ class Tally:
 
     def note(self, text: str) -> None:
         """A remark, once."""
-        if text not in self.notes:
+        if len(self.notes) < MAX_NOTES and text not in self.notes:
             self.notes.append(text)
 
 
@@ -123,8 +124,22 @@ class Source(Protocol):
 
     tally: Tally
 
+    @property
+    def torn(self) -> bool:
+        """Its end is not there, as the last call of ``limits`` saw it."""
+        ...
+
     def limits(self) -> dict[str, int]:
         """How far each part goes now, by its name, in a unit of the reader's own that only grows."""
         ...
 
     def part(self, name: str) -> Part: ...
+
+    def digest(self, limits: dict[str, int]) -> str:
+        """A hash of all that the parts hold up to these limits."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """It says itself that nothing more will come."""
+        ...

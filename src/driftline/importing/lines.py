@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from driftline.importing.unpacked import opened
+
 MAX_LINE = 16 * 1024 * 1024
 _BLOCK = 1024 * 1024
 
@@ -29,7 +31,7 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.position = 0
-        """Bytes read."""
+        """Bytes read, unpacked."""
         self._number = 0
         self._rest = bytearray()
         self._long = False
@@ -42,8 +44,7 @@ class Lines:
 
     def upto(self, limit: int, *, whole: bool) -> Iterator[Line]:
         """The lines that end at or before byte ``limit`` and were not given yet."""
-        with open(self._path, "rb") as file:
-            file.seek(self.position)
+        with opened(self._path, self.position) as file:
             while self.position < limit:
                 block = file.read(min(_BLOCK, limit - self.position))
                 if not block:

@@ -14,7 +14,9 @@ step is found where a path or revision says ``step143000``, ``checkpoint-500``, 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -24,10 +26,11 @@ from typing import Any
 from driftline import events
 from driftline.errors import BadData
 from driftline.events import number
-from driftline.importing.items import Evaluated, Item, Tally
+from driftline.importing.items import Evaluated, Item, Tally, carried
 from driftline.importing.lines import Lines
 from driftline.importing.reading import Reading
 from driftline.importing.tables import metric_of
+from driftline.importing.unpacked import MAX_DOCUMENT, content, digest
 from driftline.importing.values import plain, span
 
 _STEP = re.compile(r"(?:global_?step|checkpoint|ckpt|step|iter)[-_=]?0*(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -37,8 +40,10 @@ _NO_METRICS = frozenset(("alias", "name", "sample_len", "samples", "sample_count
 _MAX_TEXT = 20_000
 
 
-def looks_like(document: dict[str, Any]) -> bool:
+def looks_like(document: object) -> bool:
     """Whether a JSON document is one of the harness."""
+    if not isinstance(document, dict):
+        return False
     results = document.get("results")
     other = ("versions", "config", "configs", "n-shot", "config_general")
     return (
@@ -54,10 +59,10 @@ def results_files(folder: Path) -> tuple[Path, ...]:
     for path in sorted(folder.rglob("*.json")):
         if path.name.startswith("results") and path.is_file():
             try:
-                document = json.loads(path.read_bytes())
-            except (ValueError, RecursionError):
+                document = json.loads(content(path, MAX_DOCUMENT))
+            except (ValueError, RecursionError, BadData):
                 continue
-            if isinstance(document, dict) and looks_like(document):
+            if looks_like(document):
                 found.append(path)
     return tuple(found)
 
@@ -80,6 +85,19 @@ class ResultsSource:
     def limits(self) -> dict[str, int]:
         return dict.fromkeys(sorted(self._files), 1)
 
+    def digest(self, limits: dict[str, int]) -> str:
+        hashed = hashlib.blake2b(digest_size=16)
+        for name, limit in sorted(limits.items()):
+            if limit:
+                hashed.update(digest(self._files[name], MAX_DOCUMENT) if name in self._files else b"gone")
+        return hashed.hexdigest()
+
+    torn = False
+
+    @property
+    def finished(self) -> bool:
+        return True
+
     def part(self, name: str) -> ResultsPart:
         return ResultsPart(name, self._files[name], self._reading, self.tally)
 
@@ -96,9 +114,11 @@ class ResultsPart:
             return
         self.position = 1
         try:
-            document = json.loads(self._path.read_bytes())
+            document = _clean(json.loads(content(self._path, MAX_DOCUMENT)))
         except (ValueError, RecursionError) as error:
             raise BadData(f"{self._path} is not whole JSON: {error}") from error
+        if not looks_like(document):
+            raise BadData(f"{self._path} has no results of lm-evaluation-harness")
         model, step = model_and_step(document, self._name)
         if self._reading.step_given is not None:
             step = self._reading.step_given
@@ -111,8 +131,8 @@ class ResultsPart:
             self._tally.note(
                 f"{self._name}: no date in it or in its name: the time at which it was written (--start)"
             )
-        results = document.get("results")
-        for line, (task, found) in enumerate((results or {}).items(), 1):
+        results = document["results"]
+        for line, (task, found) in enumerate(results.items(), 1):
             metrics = self._metrics(task, found, line, document) if isinstance(found, dict) else []
             if not metrics:
                 self._tally.refuse(self._name, line, "line", f"{task}: no numbers")
@@ -155,13 +175,16 @@ class ResultsPart:
 
     def _items(self, task: str) -> Iterator[events.Item] | None:
         stamp = self._path.stem.removeprefix("results")
-        path = self._path.with_name(f"samples_{task}{stamp}.jsonl")
-        return self._samples(path) if path.is_file() else None
+        for ending in ("jsonl", "jsonl.gz"):
+            path = self._path.parent / f"samples_{task}{stamp}.{ending}"
+            if path.parent == self._path.parent and os.path.isfile(path):  # a task may be called "../x"
+                return self._samples(path)
+        return None
 
     def _samples(self, path: Path) -> Iterator[events.Item]:
-        for line in Lines(path).upto(path.stat().st_size, whole=True):
+        for line in Lines(path).upto(1 << 62, whole=True):
             try:
-                found = json.loads(line.data or b"null")
+                found = _clean(json.loads(line.data or b"null"))
             except (ValueError, RecursionError) as error:
                 self._tally.refuse(path.name, line.number, "line", f"not JSON: {error}")
                 continue
@@ -188,6 +211,15 @@ def _item(found: dict[str, Any], line: int) -> events.Item:
         response=_text(found.get("filtered_resps", found.get("resps"))),
         expected=_text(found.get("target")),
     )
+
+
+def _clean(value: Any) -> Any:
+    """A JSON value whose texts UTF-8 can carry."""
+    if isinstance(value, str):
+        return carried(value)
+    if isinstance(value, dict):
+        return {carried(name): _clean(inner) for name, inner in value.items()}
+    return [_clean(inner) for inner in value] if isinstance(value, list) else value
 
 
 _VERDICTS = ("exact_match", "acc", "pass@1", "em", "acc_norm", "f1", "score")

@@ -92,6 +92,7 @@ class Loading:
         tables: Tables | None,
         before: Sequence[ImportSegment] = (),
         changed_s: float,
+        finished: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self._source, self._tables, self._settings = source, tables, settings
@@ -103,7 +104,7 @@ class Loading:
                 f"to import it "
                 "again, name another --run"
             )
-        self._whole = time.time() - changed_s > SETTLED_S
+        self._whole = finished or source.finished or time.time() - changed_s > SETTLED_S
         self._progress = progress or (lambda _: None)
         self.reading = reading
         self._telling = Telling(self._log, reading, source.tally)
@@ -137,31 +138,40 @@ class Loading:
         begun = [event for event in self._before if event.state == "begun"]
         done = dict(enumerate(e for e in self._before if e.state == "done"))
         for number, segment in enumerate(begun):
+            if number not in done and segment.digest != self._source.digest(segment.limits):
+                raise BadData(f"{self.reading.name}: {self._changed()}")
             items = self._items(segment.limits, whole=segment.whole)
             yield from self._checked(items, segment, done.get(number))
         limits = self._source.limits()
         if len(limits) > MAX_PARTS:
             raise BadData(f"{len(limits):,} files for one run, at most {MAX_PARTS:,} are possible")
         last = begun[-1] if begun else None
-        if last is not None and last.limits == limits and (last.whole or not self._whole):
+        whole = self._whole and not self._source.torn
+        same = last is not None and last.limits == limits
+        if not whole and not (same and last is not None and last.whole):
+            self._source.tally.note(_OPEN)
+        if same and last is not None and (last.whole or not whole):
             return
-        items = self._items(limits, whole=self._whole)
+        items = self._items(limits, whole=whole)
         first = next(items, None)
-        if first is None:
+        if first is None and (last is None or last.whole or not whole):
             return
+        if last is not None and last.whole:
+            self._source.tally.note(_WENT_ON)
         body = config.encode(self._settings.pipeline).decode()
-        yield from self._telling.segment(
-            itertools.chain([first], items), limits, whole=self._whole, config_body=body
-        )
+        digest = "" if self._tables is None else self._source.digest(limits)
+        some = items if first is None else itertools.chain([first], items)
+        yield from self._telling.segment(some, limits, whole=whole, config_body=body, digest=digest)
 
     def _checked(
         self, items: Iterator[Item], segment: ImportSegment, done: ImportSegment | None
     ) -> Iterator[Told]:
-        first = next(items, None)
-        if first is None:
-            raise BadData(f"{self.reading.name}: {_CHANGED}")
         told = self._telling.segment(
-            itertools.chain([first], items), segment.limits, whole=segment.whole, config_body=segment.config
+            items,
+            segment.limits,
+            whole=segment.whole,
+            config_body=segment.config,
+            digest=segment.digest,
         )
         held: Told | None = None
         for record in told:
@@ -170,8 +180,13 @@ class Loading:
             held = record
         assert held is not None
         if done is not None and events.encode(done) != held.record.value:
-            raise BadData(f"{self.reading.name}: {_CHANGED}")
+            raise BadData(f"{self.reading.name}: {self._changed()}")
         yield held
+
+    def _changed(self) -> str:
+        if not self.reading.given_run:
+            return _CHANGED
+        return f"{_CHANGED}; if it is another source of the same run, name it with --source"
 
     def _items(self, limits: dict[str, int], *, whole: bool) -> Iterator[Item]:
         parts = [self._part(name, limit, whole) for name, limit in sorted(limits.items())]
@@ -187,7 +202,7 @@ class Loading:
             try:
                 part = self._parts[name] = self._source.part(name)
             except KeyError:
-                raise BadData(f"{self.reading.name}: {name} is gone; {_CHANGED}") from None
+                raise BadData(f"{self.reading.name}: {name} is gone; {self._changed()}") from None
         for number, item in enumerate(part.upto(limit, whole=whole)):
             yield item
             if number % _PROGRESS_ITEMS == 0:
@@ -199,6 +214,13 @@ class Loading:
         self._progress(sum(self._positions.values()))
 
 
+_OPEN = (
+    "it was changed in the last minute, so its run stays open, and its last windows wait for more: import it "
+    "again later, or say --finished"
+)
+_WENT_ON = (
+    "it went on after it was taken to be finished: windows at that place were made without what came later"
+)
 _CHANGED = (
     "the source no longer says what was imported from it (its beginning changed, or another version of "
     "driftline "

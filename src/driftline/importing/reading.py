@@ -61,6 +61,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     format: Format | None = None
     form: Form | None = None
     run: str | None = None
+    source: str | None = None
+    """Names the source within the run; else its file name does."""
     name: str | None = None
     step_column: str | None = None
     time_column: str | None = None

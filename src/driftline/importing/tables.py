@@ -15,6 +15,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,15 @@ from driftline.events import number
 from driftline.importing.items import Evaluated, Item, Row, Tally, carried
 from driftline.importing.lines import MAX_LINE, Line, Lines
 from driftline.importing.reading import Reading
-from driftline.importing.values import cell, instant, plain, span, step_of
+from driftline.importing.unpacked import Bytes, digest, opened, plain_name, size
+from driftline.importing.values import cell, flat, instant, plain, span, step_of
 
 MAX_JOINED = 50
 """Lines of one CSV row."""
 _HEAD_ROWS = 50
 _HEAD_BYTES = 1024 * 1024
 _SPECIAL = "\ufeff"
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 csv.field_size_limit(MAX_LINE)  # of the process; its default refuses rows with a text of over 128 KiB
 
 
@@ -42,21 +45,33 @@ class TableSource:
         self._path = path
         self._reading = reading
         self.tally = tally
+        self.torn = False
 
     def limits(self) -> dict[str, int]:
-        return {carried(self._path.name): self._path.stat().st_size}
+        found = size(self._path)
+        self.torn = found.torn
+        if self.torn:
+            self.tally.note("the gzip file has no end (yet), or is damaged: what unpacks of it is taken")
+        return {carried(plain_name(self._path)): found.bytes}
 
     def part(self, name: str) -> CsvPart | JsonPart:
         kind = CsvPart if self._reading.format == "csv" else JsonPart
         return kind(self._path, self._reading, self.tally)
 
+    def digest(self, limits: dict[str, int]) -> str:
+        return digest(self._path, max(limits.values(), default=0)).hex()
+
+    @property
+    def finished(self) -> bool:
+        return False
+
 
 def csv_head(path: Path) -> tuple[str, list[str], list[dict[str, object]]]:
     """Delimiter, names and first rows. Raises BadData if there is no header."""
-    with open(path, "rb") as file:
-        text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip(_SPECIAL)
+    with opened(path) as file:
+        text = _head(file).decode("utf-8", "replace").lstrip(_SPECIAL)
     first = text.replace("\r", "\n").partition("\n")[0]
-    delimiter = max(",\t;|", key=first.count)
+    delimiter = max(",\t;|", key=_QUOTED.sub("", first).count)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names: list[str] = []
     try:
@@ -71,15 +86,23 @@ def csv_head(path: Path) -> tuple[str, list[str], list[dict[str, object]]]:
     return delimiter, names, found
 
 
+def _head(file: Bytes) -> bytes:
+    pieces, left = [], _HEAD_BYTES
+    while left > 0 and (block := file.read(left)):
+        pieces.append(block)
+        left -= len(block)
+    return b"".join(pieces)
+
+
 def json_head(path: Path) -> tuple[bool, list[str], list[dict[str, object]]]:
     """Whether it is verl's, the names, and the first rows. Raises BadData where no line is an object."""
     rows: list[dict[str, object]] = []
     nested = False
-    for line in Lines(path).upto(min(path.stat().st_size, 4 * _HEAD_BYTES), whole=True):
+    for line in Lines(path).upto(4 * _HEAD_BYTES, whole=True):
         found = _loaded(line.data)
         if isinstance(found, dict):
             nested = nested or (isinstance(found.get("data"), dict) and "step" in found)
-            rows.append(dict(_flat(found)))
+            rows.append(dict(flat(found)))
         if len(rows) >= _HEAD_ROWS:
             break
     if not rows:
@@ -92,14 +115,6 @@ def _loaded(data: bytes | None) -> object:
         return json.loads(data) if data is not None else None
     except (ValueError, RecursionError):
         return None
-
-
-def _flat(found: dict[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
-    for name, value in found.items():
-        if isinstance(value, dict) and depth < 16:
-            yield from _flat(value, f"{before}{name}/", depth + 1)
-        else:
-            yield f"{before}{name}", value
 
 
 class _Cells:
@@ -229,11 +244,12 @@ class CsvPart:
     """The rows of one CSV file."""
 
     def __init__(self, path: Path, reading: Reading, tally: Tally) -> None:
-        self._part, self._reading, self._tally = carried(path.name), reading, tally
+        self._part, self._reading, self._tally = carried(plain_name(path)), reading, tally
         self._lines = Lines(path)
         self._names: list[str] | None = None
         self._header: list[str] = []
         self._joined: list[Line] = []
+        self._quotes = self._bytes = 0
         self._rows = _Rows(self._part, reading, tally, text=True)
 
     @property
@@ -251,20 +267,26 @@ class CsvPart:
 
     def _fields(self, line: Line) -> Iterator[tuple[int, list[str]]]:
         """The fields of the rows that end with this line."""
-        if line.data is None:
-            self._tally.refuse(self._part, line.number, "line", "longer than 16 MiB")
+        if line.data is None or b"\0" in line.data:
+            what = "longer than 16 MiB" if line.data is None else "zero bytes"
+            self._tally.refuse(self._part, line.number, "line", what)
             return
         self._joined.append(line)
-        if sum((kept.data or b"").count(b'"') for kept in self._joined) % 2 == 0:
-            joined, self._joined = self._joined, []
-            yield from self._parsed(joined)
-        elif len(self._joined) > MAX_JOINED:
+        self._quotes += line.data.count(b'"')
+        self._bytes += len(line.data)
+        if self._quotes % 2 == 0:
+            yield from self._parsed(self._taken())
+        elif len(self._joined) > MAX_JOINED or self._bytes > MAX_LINE:
             yield from self._reopened()
+
+    def _taken(self) -> list[Line]:
+        joined, self._joined = self._joined, []
+        self._quotes = self._bytes = 0
+        return joined
 
     def _reopened(self) -> Iterator[tuple[int, list[str]]]:
         """The first of the joined lines has a quote that nobody closed: without it, the others again."""
-        first, *others = self._joined
-        self._joined = []
+        first, *others = self._taken()
         self._tally.refuse(self._part, first.number, "quotes", "a quote that is never closed")
         for line in others:
             yield from self._fields(line)
@@ -275,7 +297,7 @@ class CsvPart:
                 yield from self._row(first, fields)
 
     def _parsed(self, joined: Sequence[Line]) -> Iterator[tuple[int, list[str]]]:
-        text = "\n".join((line.data or b"").decode("utf-8", "replace") for line in joined)
+        text = self._decoded(b"\n".join(line.data or b"" for line in joined))
         if self._names is None:
             text = text.lstrip(_SPECIAL)
         if not text.strip():
@@ -290,6 +312,13 @@ class CsvPart:
             self._tally.refuse(self._part, joined[0].number, "line", "cannot be split into fields")
         for fields in rows:  # several where rows end with a carriage return alone
             yield joined[0].number, fields
+
+    def _decoded(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            self._tally.note("bytes that are no UTF-8 become U+FFFD (convert it: iconv -f LATIN1 -t UTF-8)")
+            return data.decode("utf-8", "replace")
 
     def _split(self, text: str, *, strict: bool) -> list[list[str]]:
         """The rows in the text, empty ones left out; none where it breaks the rules."""
@@ -337,7 +366,7 @@ class JsonPart:
     """The objects of one file of JSON lines."""
 
     def __init__(self, path: Path, reading: Reading, tally: Tally) -> None:
-        self._part, self._reading, self._tally = carried(path.name), reading, tally
+        self._part, self._reading, self._tally = carried(plain_name(path)), reading, tally
         self._lines = Lines(path)
         self._rows = _Rows(self._part, reading, tally, text=False)
 
@@ -367,6 +396,6 @@ class JsonPart:
             self._tally.refuse(self._part, line.number, "line", "no JSON object")
             return None
         if self._reading.nested and isinstance(found.get("data"), dict):
-            data = dict(_flat(found.pop("data")))
-            return data | dict(_flat(found))
-        return dict(_flat(found))
+            data = dict(flat(found.pop("data")))
+            return data | dict(flat(found))
+        return dict(flat(found))

@@ -1,8 +1,7 @@
 """Items -> the records of a log, as live training would have sent them. Pure: the same items, the same bytes.
 
-    segment   begun, tick, configuration, [process started, frames, rewinds, evaluations] ..., process ended
-    ...,
-              done
+    segment   begun, tick, configuration, [process started, frames, rewinds, evaluations] ...,
+              process ended ... (where the source is whole), done
 
 A log is a function of the source and of where its imports ended (:class:`driftline.events.ImportSegment`), so
 an import that is run again makes the same records at the same offsets, and the sink's rules let each become
@@ -46,6 +45,10 @@ BUFFERED_MAX = 2_000_000
 """Samples of all processes that wait for their frames to be full."""
 MAX_REWINDS = 100
 MAX_RUNS = 10_000
+MAX_PROCESSES = 100_000
+"""Ranks of all runs."""
+MAX_NAMES = 100_000
+"""Metrics of all runs."""
 ITEMS_MAX = 200
 ITEMS_BYTES_MAX = 400_000
 WORKER = "import"
@@ -140,8 +143,9 @@ class Telling:
         self._now_us: int | None = None
         self._config = ""
         self._buffered = 0
-        self._evaluations = 0
+        self._evaluations = self._processes = 0
         self._names: dict[str, str] = {}
+        self._seen: set[str] = set()
         self._timed = reading.time is not None or reading.elapsed is not None
         self.samples = 0
         self.first_us: int | None = None
@@ -161,13 +165,17 @@ class Telling:
         return sum(run.rewinds for run in self._runs.values())
 
     def segment(
-        self, items: Iterable[Item], limits: dict[str, int], *, whole: bool, config_body: str
+        self, items: Iterable[Item], limits: dict[str, int], *, whole: bool, config_body: str, digest: str
     ) -> Iterator[Told]:
-        """The records of one segment; ``items`` has at least one."""
+        """The records of one segment. Without ``whole`` its runs go on: they are not ended, so that windows
+        at the border wait for what comes."""
         source = iter(items)
-        first = next(source)
-        self._move(first.time_us if first.time_us is not None else self._reading.start_us)
-        yield self._event(self._mark("begun", limits, whole, config_body))
+        first = next(source, None)
+        if first is not None and first.time_us is not None:
+            self._move(first.time_us)
+        elif self._now_us is None:
+            self._move(self._reading.start_us)
+        yield self._event(self._mark("begun", limits, whole, config_body, digest))
         yield self._event(events.Tick(worker=WORKER, time_us=self._now()))
         if config_body != self._config:
             self._config = config_body
@@ -178,13 +186,18 @@ class Telling:
                     worker=WORKER, time_us=self._now(), digest=digest, body=msgspec.Raw(body)
                 )
             )
-        yield from self._item(first)
+        if first is not None:
+            yield from self._item(first)
         for item in source:
             yield from self._item(item)
-        yield from self._end()
-        yield self._event(self._mark("done", limits, whole, config_body))
+        yield from self._frames(self._runs.values())
+        if whole:
+            yield from self._end()
+        yield self._event(self._mark("done", limits, whole, config_body, self._hash.hexdigest()))
 
-    def _mark(self, state: str, limits: dict[str, int], whole: bool, body: str) -> events.ImportSegment:
+    def _mark(
+        self, state: str, limits: dict[str, int], whole: bool, body: str, digest: str
+    ) -> events.ImportSegment:
         done = state == "done"
         return events.ImportSegment(
             time_us=self._now(),
@@ -193,7 +206,7 @@ class Telling:
             whole=whole,
             reading={} if done else msgspec.to_builtins(self._reading),
             config="" if done else body,
-            digest=self._hash.hexdigest() if done else "",
+            digest=digest,
             refused=dict(self._tally.refused) if done else {},
         )
 
@@ -201,7 +214,7 @@ class Telling:
 
     def _item(self, item: Item) -> Iterator[Told]:
         run = self._run(item.run)
-        if run is None:
+        if run is None or not self._seated(run, item):
             return
         time_us = self._time(run, item)
         self.first_us = time_us if self.first_us is None else min(self.first_us, time_us)
@@ -217,6 +230,10 @@ class Telling:
             yield from self._evaluated(run, item, time_us)
 
     def _row(self, run: _Run, row: Row, time_us: int) -> Iterator[Told]:
+        if not all(pair[0] in self._seen for pair in row.values):
+            row = row._replace(values=[pair for pair in row.values if self._known(pair[0])])
+            if not row.values:
+                return
         process = yield from self._process(run, row.rank, row.step, time_us)
         fresh = process.logged == 0
         if row.step is not None:
@@ -248,6 +265,16 @@ class Telling:
         elif self._buffered > BUFFERED_MAX:
             yield from self._frames(self._runs.values())
 
+    def _known(self, name: str) -> bool:
+        """Whether the name is one of the first ``MAX_NAMES`` of the source."""
+        if name in self._seen:
+            return True
+        if len(self._seen) >= MAX_NAMES:
+            self._tally.refuse("", 0, "names", f"more than {MAX_NAMES:,} names: {name!r}", once="names")
+            return False
+        self._seen.add(name)
+        return True
+
     def _time(self, run: _Run, item: Item) -> int:
         """The item's time, or the best that can be said of it."""
         if item.time_us is not None:
@@ -270,6 +297,17 @@ class Telling:
             found = self._runs[name] = _Run(self._run_id(name), name or self._reading.name)
         return found
 
+    def _seated(self, run: _Run, item: Item) -> bool:
+        """Whether the item's process is there or may start."""
+        rank = None if isinstance(item, Evaluated) else item.rank
+        if rank in run.processes:
+            return True
+        if self._processes >= MAX_PROCESSES:
+            self._tally.refuse("", 0, "ranks", f"more than {MAX_PROCESSES:,} ranks of runs", once="ranks")
+            return False
+        self._processes += 1
+        return True
+
     def _run_id(self, name: str) -> str:
         base = self._reading.run
         return base if not name or self._reading.given_run else safe_id(f"{slug(name)}-{_short(base, name)}")
@@ -279,7 +317,7 @@ class Telling:
         if known is None:
             known, cut = metric_name(name)
             if cut:
-                self._tally.note(f"a name of over 600 bytes was cut: {name[:60]!r}...")
+                self._tally.note(f"a name was cut (over 600 bytes, or no UTF-8): {name[:60]!r}...")
             if len(self._names) < 100_000:
                 self._names[name] = known
         return known
@@ -341,7 +379,6 @@ class Telling:
         )
 
     def _end(self) -> Iterator[Told]:
-        yield from self._frames(self._runs.values())
         for run in self._runs.values():
             for process in run.processes.values():
                 if process.alive:

@@ -19,17 +19,19 @@ starts at a step (``purge_step``) rewinds the run.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import crc32c
 
 from driftline.importing.items import Item, Rewound, Row, Tally
+from driftline.importing.unpacked import digest
 
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
@@ -40,6 +42,7 @@ MAX_SEARCH = 64 * 1024 * 1024
 WRITERS = frozenset(("train", "training", "validation", "valid", "val", "eval", "evaluation", "test", "dev"))
 """Names of sub-folders that belong to the run of the folder above."""
 _RANK = re.compile(r"(?:^|.*[._/-])rank[._-]?(\d{1,9})", re.IGNORECASE)
+_NOT_ZERO = re.compile(rb"[^\0]")
 _FORMATS = {
     1: "<f",
     2: "<d",
@@ -80,21 +83,28 @@ def looks_like(head: bytes) -> bool:
 def runs(folder: Path, *, one: bool) -> dict[Path, tuple[Path, ...]]:
     """Event files below a folder, by the folder that is their run; with ``one`` all are of one run."""
     files = sorted(path for path in folder.rglob("*tfevents*") if path.is_file())
+    below: dict[Path, set[str]] = {}
+    for path in files:
+        inside = path.relative_to(folder).parts
+        for depth, name in enumerate(inside):
+            below.setdefault(folder.joinpath(*inside[:depth]), set()).add(name)
+    holders = {file.parent for file in files}
+    roots = {
+        parent
+        for parent, names in below.items()
+        if parent in holders or all(name.lower() in WRITERS or _RANK.fullmatch(name) for name in names)
+    }
     grouped: dict[Path, list[Path]] = {}
     for path in files:
-        grouped.setdefault(folder if one else _run_of(folder, path, files), []).append(path)
+        grouped.setdefault(folder if one else _run_of(folder, path, roots), []).append(path)
     return {root: tuple(found) for root, found in grouped.items()}
 
 
-def _run_of(folder: Path, path: Path, files: Sequence[Path]) -> Path:
+def _run_of(folder: Path, path: Path, roots: Container[Path]) -> Path:
     """The nearest folder to the top that has event files itself, or only such sub-folders as writers have."""
-    holders = {file.parent for file in files}
-    above = [parent for parent in path.parents if parent == folder or folder in parent.parents]
-    for parent in reversed(above):
-        below = {file.relative_to(parent).parts[0] for file in files if parent in file.parents}
-        if parent in holders or all(name.lower() in WRITERS or _RANK.fullmatch(name) for name in below):
-            return parent
-    return path.parent
+    inside = path.relative_to(folder).parts
+    above = (folder.joinpath(*inside[:depth]) for depth in range(len(inside)))
+    return next(parent for parent in above if parent in roots)
 
 
 class Span(NamedTuple):
@@ -126,10 +136,21 @@ def spans(buffer: mmap.mmap | bytes, start: int, limit: int) -> Iterator[Span | 
 
 
 def _search(buffer: mmap.mmap | bytes, start: int, limit: int) -> int | None:
-    for at in range(start, min(limit - _HEADER.size, start + MAX_SEARCH)):
-        length, crc = _HEADER.unpack_from(buffer, at)
-        if length <= limit - at and crc == masked_crc(buffer[at : at + 8]):
+    end = min(limit - _HEADER.size, start + MAX_SEARCH)
+    at = start
+    while at < end:
+        head = buffer[at : at + _HEADER.size]
+        if not any(head):  # a crash leaves whole gigabytes of zeros
+            found = _NOT_ZERO.search(buffer, at, limit)
+            if found is None:
+                return None
+            at = max(at + 1, found.start() - _HEADER.size + 1)
+            end = min(limit - _HEADER.size, max(end, at + MAX_SEARCH))
+            continue
+        length, crc = _HEADER.unpack(head)
+        if length <= limit - at and crc == masked_crc(head[:8]):
             return at
+        at += 1
     return None
 
 
@@ -163,6 +184,20 @@ class EventSource:
         if end < size:
             self.tally.note(f"{name}: the last {size - end:,} bytes are no whole record (yet): left out")
         return end
+
+    def digest(self, limits: dict[str, int]) -> str:
+        hashed = hashlib.blake2b(digest_size=16)
+        for name, limit in sorted(limits.items()):
+            if name not in self._files:
+                return "gone"
+            hashed.update(digest(self._files[name][0], limit))
+        return hashed.hexdigest()
+
+    torn = False
+
+    @property
+    def finished(self) -> bool:
+        return False
 
     def part(self, name: str) -> EventPart:
         path, inside = self._files[name]

@@ -1,12 +1,13 @@
 """Hugging Face's ``trainer_state.json`` -> items: ``log_history`` is all that the trainer logged.
 
-Each entry is what ``TrainerCallback.on_log`` would have given: ``step``, and numbers by name, ``epoch`` among
-them. ``eval_loss`` and its like are metrics, as they would be in live training: the file does not say how
-many items they rest on, nor which checkpoint. The file has no times.
+Each entry is what ``TrainerCallback.on_log`` would have given: ``step``, and numbers by name, ``epoch``
+among them; nested ones are joined by "/". ``eval_loss`` and its like are metrics, as they would be in live
+training: the file does not say how many items they rest on, nor which checkpoint. The file has no times.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from typing import Any
 
 from driftline.errors import BadData
 from driftline.importing.items import Item, Row, Tally
-from driftline.importing.values import plain, step_of
+from driftline.importing.unpacked import MAX_DOCUMENT, content
+from driftline.importing.values import flat, plain, step_of
 
 NAME = "trainer_state.json"
 
@@ -36,9 +38,18 @@ class StateSource:
     """One file. Its limit is a number of entries."""
 
     def __init__(self, path: Path, tally: Tally) -> None:
-        self._path = path
         self.tally = tally
-        self._entries = _entries(path)
+        self._entries, self._finished = _entries(path)
+
+    torn = False
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def digest(self, limits: dict[str, int]) -> str:
+        entries = self._entries[: max(limits.values(), default=0)]
+        return hashlib.blake2b(json.dumps(entries).encode(), digest_size=16).hexdigest()
 
     def limits(self) -> dict[str, int]:
         return {NAME: len(self._entries)}
@@ -68,7 +79,7 @@ class StatePart:
     def _row(self, entry: dict[str, Any]) -> Iterator[Item]:
         step = step_of(entry.get("step"))
         values = []
-        for name, said in entry.items():
+        for name, said in flat(entry):
             if name == "step" and step is not None:
                 continue
             found = plain(said)
@@ -80,12 +91,14 @@ class StatePart:
             yield Row(values, step)
 
 
-def _entries(path: Path) -> list[Any]:
+def _entries(path: Path) -> tuple[list[Any], bool]:
+    """``log_history``, and whether the last step was reached."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(content(path, MAX_DOCUMENT))
     except (ValueError, RecursionError) as error:
         raise BadData(f"{path} is not whole JSON: {error}; is it being written? Try again") from error
     history = found.get("log_history") if isinstance(found, dict) else None
     if not isinstance(history, list):
         raise BadData(f"{path} has no log_history: it is no {NAME}")
-    return history
+    steps, wanted = step_of(found.get("global_step")), step_of(found.get("max_steps"))
+    return history, steps is not None and wanted is not None and 0 < wanted <= steps

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -58,6 +60,19 @@ def plain(value: object) -> float | str:
     if isinstance(value, str):
         return "text"
     return "elements" if isinstance(value, list) else "nested"
+
+
+def flat(found: dict[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Names and values of an object and of those in it, their names joined by "/".
+
+    >>> dict(flat({"loss": 1.5, "timing": {"gen": 2, "more": {}}}))
+    {'loss': 1.5, 'timing/gen': 2}
+    """
+    for name, value in found.items():
+        if isinstance(value, dict) and depth < 16:
+            yield from flat(value, f"{before}{name}/", depth + 1)
+        else:
+            yield f"{before}{name}", value
 
 
 def step_of(value: object) -> int | None:
