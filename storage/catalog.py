@@ -20,6 +20,7 @@ import duckdb
 from driftline.errors import BadData
 from driftline.storage.alone import alone
 from driftline.storage.listing import read_files
+from driftline.storage.objects import is_remote
 from driftline.storage.relations import identifier, source, text
 from driftline.storage.root import local
 from driftline.storage.tables import TABLES, TableName
@@ -88,7 +89,10 @@ def _template() -> bytes:
 
 
 def renew(root: str | os.PathLike[str]) -> str | None:
-    """Writes the catalog of the tables as they are now; what went wrong, if something did."""
+    """Writes the catalog of the tables as they are now; what went wrong, if something did. In an object store
+    there is none: it could not be read without an extension and credentials."""
+    if is_remote(root):
+        return None
     try:
         write(local(root), lambda: read_files(root))
     except (duckdb.Error, OSError, BadData) as error:

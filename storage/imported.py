@@ -6,18 +6,18 @@ import duckdb
 
 from driftline import events
 from driftline.errors import BadData
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake
 from driftline.storage.relations import source
 from driftline.storage.remedies import told
 
 
-def segments(lake: Lake, telemetry_uuid: str) -> list[events.ImportSegment]:
+def segments(lake: AnyLake, telemetry_uuid: str) -> list[events.ImportSegment]:
     """The segments of the log with that UUID, begun and done, in its order. Raises BadData."""
     query = f"""
         SELECT payload FROM {source("log", lake.files("log"))}
         WHERE topic_uuid = ? AND kind = 'import_segment' ORDER BY "offset" """
     try:
-        with duckdb.connect() as db:
+        with lake.connect() as db:
             rows = db.execute(query, [telemetry_uuid]).fetchall()
     except duckdb.Error as error:
         raise BadData(f"what was imported into {lake.root} cannot be read: {told(error)}") from error

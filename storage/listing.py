@@ -47,6 +47,17 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     return {name: found.get(name, []) for name in TABLES}
 
 
+def has_tables(root: str | os.PathLike[str]) -> bool:
+    """Whether somebody has made tables there. Raises BadData if an object store cannot be asked."""
+    if not is_remote(root):
+        return (local(root) / "log" / "_delta_log").is_dir()
+    where = f"{address(root)}/log"
+    try:
+        return DeltaTable.is_deltatable(where, storage_options=OPTIONS)
+    except (DeltaError, OSError) as error:
+        raise BadData(f"table {where} cannot be read: {told(error)}") from error
+
+
 def newest_commits(root: str | os.PathLike[str]) -> tuple[str, ...] | None:
     """The name of the newest commit of each table, so that readers need not load logs that are as they were;
     None where that would cost as much. (A log that is broken or gone shows when it is read.)"""

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 from driftline.errors import SettingsError
@@ -49,6 +51,27 @@ def address(root: str | os.PathLike[str]) -> str:
     return text
 
 
+def place(root: str | os.PathLike[str]) -> Path | str:
+    """A root as a path, or as an address where it is one. Raises SettingsError."""
+    return address(root) if is_remote(root) else Path(root)
+
+
+def parquet(file: str, **options: Any) -> pq.ParquetFile:
+    """Opens a file of a table, by its path or address; ``options`` as :class:`pyarrow.parquet.ParquetFile`.
+
+    From an object store the parts that are needed are read together. Raises OSError, pa.ArrowException."""
+    if not is_remote(file):
+        return pq.ParquetFile(file, **options)
+    options |= {"memory_map": False, "pre_buffer": True}
+    folder, _, name = file.rpartition("/")
+    return pq.ParquetFile(files_below(folder).open_input_file(name), **options)
+
+
+def files_below(root: str) -> pafs.FileSystem:
+    """The files of an address, by what comes behind it."""
+    return pafs.PyFileSystem(DeltaStorageHandler(root, options=OPTIONS))
+
+
 def connect(root: str | os.PathLike[str], database: str = ":memory:") -> duckdb.DuckDBPyConnection:
     """A DuckDB connection that can read files of this root. Raises SettingsError without fsspec."""
     db = duckdb.connect(database)
@@ -64,7 +87,7 @@ def _file_system(root: str) -> Any:
         raise SettingsError(
             "storage.root", root, "to query it fsspec is needed: pip install 'driftline[objects]'"
         ) from error
-    files = pafs.PyFileSystem(DeltaStorageHandler(root, options=OPTIONS))
+    files = files_below(root)
     before = root + "/"
 
     class Objects(fsspec.AbstractFileSystem):  # type: ignore[misc, name-defined]

@@ -8,6 +8,7 @@ the newest files.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,8 @@ from driftline.storage.views import VIEWS, mentioned
 from driftline.storage.views.view import View
 
 _T = TypeVar("_T")
+REMOTE_S = 2.0
+"""To ask an object store what is new takes some thirty requests, and a report asks dozens of questions."""
 Parameters = Sequence[Any] | Mapping[str, Any]
 """Values of ``?`` in their order, or of ``$name`` by their names."""
 
@@ -35,7 +38,7 @@ class Catalog:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root: Path | str = address(root) if is_remote(root) else Path(root).absolute()
-        self._state = newest_commits(self.root)
+        self._state, self._read_s = newest_commits(self.root), time.monotonic()
         self._files: dict[TableName, list[str]] = read_files(self.root)
         self._db = connect(self.root)
         self._db.execute("SET python_enable_replacements = false")  # a Python variable is no table
@@ -51,7 +54,11 @@ class Catalog:
         return self._db
 
     def refresh(self) -> None:
-        """Shows what was committed since. Raises BadData if the tables' logs or files cannot be read."""
+        """Shows what was committed since (in an object store not more often than every ``REMOTE_S``). Raises
+        BadData if the tables' logs or files cannot be read."""
+        now_s = time.monotonic()
+        if is_remote(self.root) and now_s - self._read_s < REMOTE_S:
+            return
         state = newest_commits(self.root)
         if state is not None and state == self._state:
             return
@@ -59,7 +66,7 @@ class Catalog:
         if files != self._files:
             self._files = files
             self._twice(lambda: catalog.define_tables(self._db, self._files))
-        self._state = state
+        self._state, self._read_s = state, now_s
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
         """The answer to ``sql`` as an Arrow table, on what is committed now.

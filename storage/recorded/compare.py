@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from driftline.errors import BadData
 from driftline.storage.listing import read_files
+from driftline.storage.objects import connect, place
 from driftline.storage.relations import identifier, path, source
 from driftline.storage.tables import TABLES, Column, TableName
 
@@ -71,9 +72,9 @@ class Stored:
     """The output tables under ``root`` as they are now; ``runs`` limits them. Raises BadData."""
 
     def __init__(self, root: str | os.PathLike[str], runs: Sequence[str] = ()) -> None:
-        self.root = Path(root)
+        self.root = place(root)
         self._files = read_files(root)
-        self._db = duckdb.connect()
+        self._db = connect(root)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.register("chosen", pa.table({"run": pa.array(runs, pa.utf8())}))
         mine = "run IN (FROM chosen)" if runs else "true"

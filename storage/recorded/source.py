@@ -30,12 +30,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from driftline.errors import BadData, SettingsError
 from driftline.frames import NO_STEP, Frame
 from driftline.records import Framed, Record
 from driftline.storage.listing import read_files
+from driftline.storage.objects import address, connect, is_remote, parquet
 from driftline.storage.recorded.frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
 from driftline.storage.relations import source
 from driftline.storage.tables import TableName
@@ -85,21 +85,17 @@ Item = list[Record | Framed] | Hole
 class TableLog:
     """The log in the tables under ``root``; ``runs`` limits it to these (ticks and configurations stay).
 
-    Raises BadData if there are no tables, or if a file is missing or broken; SettingsError for a root that is
-    no local folder.
+    Raises BadData if there are no tables, or if a file is missing or broken.
     """
 
     def __init__(self, root: str | os.PathLike[str], runs: Collection[str] = ()) -> None:
-        if "://" in os.fspath(root):
-            remedy = "a replay reads Parquet files of a local folder only, so far: copy the tables"
-            raise SettingsError("storage.root", os.fspath(root), remedy)
-        self.root = Path(root)
+        self.root: Path | str = address(root) if is_remote(root) else Path(root)
         self.runs = sorted(runs)
         self.notes: list[str] = []
         """What is not as it was, a sentence each; grows while the log is read."""
         self._files = read_files(root)
         self._names = Names()
-        self._db = duckdb.connect()
+        self._db = connect(root)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET threads = 1")
         for name in ("log", "facts", "gaps"):
@@ -300,7 +296,8 @@ class TableLog:
         """The row groups of ``samples`` that may have rows of the partition (and runs)."""
         for path in self._files["samples"]:
             try:
-                meta = pq.read_metadata(path)
+                with parquet(path) as file:
+                    meta = file.metadata
             except (OSError, pa.ArrowException) as error:
                 raise BadData(f"{path} is part of table samples but is missing or broken: {error}") from error
             columns = {meta.schema.column(at).path: at for at in range(meta.num_columns)}
@@ -355,7 +352,7 @@ class TableLog:
             mixed = any(piece.mixed for piece in pieces)
             columns = [*_COLUMNS, *(_KEYS[:2] if mixed else ())]
             try:
-                with pq.ParquetFile(path, read_dictionary=["metric"], memory_map=True) as file:
+                with parquet(path, read_dictionary=["metric"], memory_map=True) as file:
                     groups = sorted(piece.group for piece in pieces)
                     for batch in file.iter_batches(
                         _READ_ROWS, row_groups=groups, columns=columns, use_threads=False

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from driftline.errors import BadData
 from driftline.storage import catalog
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import open_lake
 from driftline.storage.listing import read_files
+from driftline.storage.objects import connect, place
 from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import Part
 from driftline.storage.relations import identifier, path, source
@@ -64,7 +65,7 @@ class WindowRepair:
     """The table ``windows`` under ``root``. Raises BadData."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = place(root)
 
     def reached(self, part: Part) -> int:
         """The last offset that caused a stored row: what comes behind is left to the stream worker."""
@@ -78,13 +79,13 @@ class WindowRepair:
         """Runs of which a fact tells that data came late."""
         query = f"""SELECT DISTINCT run FROM {source("facts", read_files(self.root)["facts"])}
             WHERE what = 'late' ORDER BY run"""
-        with duckdb.connect() as db:
+        with connect(self.root) as db:
             return [run for (run,) in self._run(db, query).fetchall()]
 
     def changes(self, part: Part, before: Path, after: Path) -> Changes:
         """Windows that two files of rows differ in, and that are not stored like that yet; and those that
         are stored and there are no more."""
-        seen = Lake(self.root).version("windows", _app(part))  # before the files: see commit
+        seen = open_lake(self.root).version("windows", _app(part))  # before the files: see commit
         columns = [c.name for c in TABLES["windows"].columns]
         values = [name for name in columns if name not in (*_KEYS, *_PLACE, "expected")]
         listed = ", ".join(f"a.{identifier(name)}" for name in columns if name not in _PLACE)
@@ -125,7 +126,7 @@ class WindowRepair:
                 -1 AS ordinal, s.count AS old_count, s.mean AS old_mean
             FROM gone AS s
             ORDER BY run, metric, axis, "start", "end" """
-        with duckdb.connect() as db:
+        with connect(self.root) as db:
             db.execute("SET TimeZone = 'UTC'")
             found = self._run(db, query).to_arrow_table()
         shown = [
@@ -146,8 +147,8 @@ class WindowRepair:
         app = _app(part)
         order = [(name, "ascending") for name in TABLES["windows"].order]
         rows = changes.rows.sort_by(order)
-        Lake(self.root).commit("windows", rows, {app: changes.seen}, {app: changes.seen + 1})
-        catalog.write(self.root, lambda: read_files(self.root))
+        open_lake(self.root).commit("windows", rows, {app: changes.seen}, {app: changes.seen + 1})
+        catalog.renew(self.root)
         return int(changes.rows.num_rows)
 
     def _run(self, db: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,26 +26,14 @@ from driftline.storage.open import open_catalog
 from driftline.storage.store import Conflict
 from driftline.storage.tables import TABLES
 from driftline.storage.upkeep import Upkeep
-from tests.support.object_store import BUCKET, ObjectStore
-
-SECRET = "very-secret-key"
+from tests.support.object_store import SECRET, object_root
 
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address that nothing lies under."""
-    server = None if os.environ.get("DRIFTLINE_TEST_S3") else ObjectStore()
-    environment = {
-        "AWS_ENDPOINT_URL": server.endpoint if server else os.environ["DRIFTLINE_TEST_S3"],
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    with contextlib.closing(server) if server else contextlib.nullcontext():
-        yield f"s3://{BUCKET}/{uuid.uuid4()}"
+    with object_root(monkeypatch) as address:
+        yield address
 
 
 def spots(make: Any) -> list[Spot]:

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
+from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -163,6 +165,26 @@ class ObjectStore:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+SECRET = "very-secret-key"
+
+
+@contextlib.contextmanager
+def object_root(patch: Any) -> Iterator[str]:
+    """An address that nothing lies under, until the block ends; ``patch``: a MonkeyPatch."""
+    server = None if os.environ.get("DRIFTLINE_TEST_S3") else ObjectStore()
+    environment = {
+        "AWS_ENDPOINT_URL": server.endpoint if server else os.environ["DRIFTLINE_TEST_S3"],
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    with contextlib.closing(server) if server else contextlib.nullcontext():
+        yield f"s3://{BUCKET}/{uuid.uuid4()}"
 
 
 if __name__ == "__main__":

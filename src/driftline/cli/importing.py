@@ -20,7 +20,8 @@ from driftline.importing.load import Loading, Made, before, finish, reading_of
 from driftline.importing.load import Progress as Tell
 from driftline.importing.reading import Options
 from driftline.settings import Settings
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake, open_lake
+from driftline.storage.listing import has_tables
 from driftline.visible import visible
 
 _RUNS_SHOWN = 10
@@ -38,7 +39,7 @@ def run_import(
     """Imports all sources, one after the other; returns the exit code. Raises what they raise."""
     found = [one for path in paths for one in detect.find(path, options)]
     detect.distinct(found, options)
-    lake = None if dry_run and not _has_tables(settings.storage.root) else Lake(settings.storage.root)
+    lake = None if dry_run and not has_tables(settings.storage.root) else open_lake(settings.storage.root)
     changed = False
     try:
         for one in found:
@@ -68,12 +69,8 @@ def run_import(
     return 0
 
 
-def _before(lake: Lake | None, key: str) -> list[ImportSegment]:
+def _before(lake: AnyLake | None, key: str) -> list[ImportSegment]:
     return [] if lake is None else before(lake, key)
-
-
-def _has_tables(root: str) -> bool:
-    return (Path(root) / "log" / "_delta_log").is_dir()
 
 
 def _say(line: str) -> None:

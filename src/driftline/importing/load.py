@@ -33,7 +33,7 @@ from driftline.records import Output, Record
 from driftline.settings import Settings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.imported import segments
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake
 from driftline.storage.store import App, Conflict, Tables
 from driftline.storage.upkeep import Upkeep
 from driftline.topics import TopicName
@@ -310,13 +310,13 @@ def _pipeline(log: Log) -> tuple[Any, Any]:
     return pipeline, pipeline.fresh(log.telemetry, log.partition)
 
 
-def finish(lake: Lake, settings: Settings, say: Callable[[str], None]) -> None:
+def finish(lake: AnyLake, settings: Settings, say: Callable[[str], None]) -> None:
     """Few files and a new catalog, after rows were added."""
     counts: Counter[str] = Counter()
     Upkeep(lake, settings.storage, counts=counts, say=say, clock=SystemClock()).finish()
 
 
-def before(lake: Lake, key: str) -> list[ImportSegment]:
+def before(lake: AnyLake, key: str) -> list[ImportSegment]:
     """What the tables have of the log of the source that ``key`` names. Raises BadData."""
     return segments(lake, Log.of(key).telemetry)
 
