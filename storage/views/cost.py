@@ -55,7 +55,7 @@ _COST = View(
             (SELECT (max(epoch_us(k.time)) - min(epoch_us(k.time))) / 3.6e9 FROM curves AS k
                 WHERE k.run = d.run AND k.metric = of_metric) AS hours,
             (SELECT sum(e.seconds) / 3600 FROM (
-                SELECT DISTINCT v.request, v.seconds FROM evals AS v WHERE v.run = d.run) AS e) AS eval_hours,
+                SELECT DISTINCT v.request, nullif(v.seconds, 0) AS seconds FROM evals AS v WHERE v.run = d.run) AS e) AS eval_hours,
             (SELECT sum(k."sum") FROM curves AS k WHERE k.run = d.run AND k.metric = token_metric
                 AND abs(k."sum") < 1e150) AS tokens_sum,
             (SELECT r.world_size FROM runs AS r WHERE r.run = d.run) AS devices
@@ -107,13 +107,16 @@ _COST = View(
         ("gain_high", "upper end of its 95 % interval"),
         ("hours_a", "hours from the first to the last point of the metric in run a"),
         ("hours_b", "the same of run b"),
-        ("eval_hours_a", "hours of evaluation of run a; null if none"),
+        ("eval_hours_a", "hours of evaluation of run a; null if none or not known"),
         ("eval_hours_b", "the same of run b"),
         ("devices_a", "ranks of run a (its world size); null counts as one"),
         ("devices_b", "the same of run b"),
         ("tokens_a", "sum of the token metric over steps and ranks in run a"),
         ("tokens_b", "the same of run b"),
-        ("money_a", "price x (hours x devices + evaluation hours)"),
+        (
+            "money_a",
+            "price x (hours x devices + evaluation hours); evaluations of unknown duration are not in it",
+        ),
         ("money_b", "the same of run b"),
         ("extra_hours", "hours_b - hours_a"),
         ("gain_per_hour", "gain for each extra hour; null where b took no longer"),

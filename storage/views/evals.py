@@ -1,5 +1,7 @@
 """Evaluations: their curves, answers and cost."""
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.storage.views.view import View
@@ -32,23 +34,39 @@ _EVAL_ANSWERS = View(
 
 _EVAL_COST = View(
     "eval_cost",
-    "one run and suite: seconds that its evaluations took, and their part of the run's wall time",
+    "one run and suite: seconds that its evaluations took, and their part of the run's wall time; what nobody "
+    "told is null and not 0 (imported results often have no times)",
     """
     WITH results AS (
-        SELECT DISTINCT run, suite, request, status, seconds, wait_seconds, tokens, requested, accepted
+        SELECT DISTINCT run, suite, request, status, nullif(seconds, 0) AS seconds,
+            CASE WHEN seconds > 0 THEN wait_seconds END AS wait_seconds, nullif(tokens, 0) AS tokens,
+            CASE WHEN accepted > requested THEN (epoch_us(accepted) - epoch_us(requested)) / 1e6 END AS latency
         FROM evals),
     wall AS (
         SELECT run, (epoch_us(coalesce(ended, last_heard)) - epoch_us(started)) / 1e6 AS wall_seconds
         FROM runs)
     SELECT r.run, r.suite, count(*) AS evaluations, count(*) FILTER (status <> 'done') AS failed,
-        sum(seconds) AS seconds, avg(seconds) AS seconds_each, sum(wait_seconds) AS wait_seconds,
-        sum(tokens)::BIGINT AS tokens,
-        avg((epoch_us(accepted) - epoch_us(requested)) / 1e6) AS latency_seconds,
+        count(seconds) AS timed, sum(seconds) AS seconds, avg(seconds) AS seconds_each,
+        sum(wait_seconds) AS wait_seconds, sum(tokens)::BIGINT AS tokens, avg(latency) AS latency_seconds,
         any_value(wall_seconds) AS wall_seconds, sum(seconds) / nullif(any_value(wall_seconds), 0) AS share
     FROM results AS r LEFT JOIN wall USING (run) GROUP BY r.run, r.suite
     """,
-    "SELECT suite, evaluations, failed, seconds, latency_seconds, wall_seconds, share FROM eval_cost "
+    "SELECT suite, evaluations, failed, timed, seconds, latency_seconds, wall_seconds, share FROM eval_cost "
     "ORDER BY run, suite",
+    columns=(
+        ("run", "id of the run"),
+        ("suite", "name of the suite"),
+        ("evaluations", "requests with an accepted result"),
+        ("failed", "of which not done"),
+        ("timed", "of which it is known how long they took; sums and means are of these"),
+        ("seconds", "how long they took; null if not known of any"),
+        ("seconds_each", "mean of them"),
+        ("wait_seconds", "of which waiting for checkpoints to be whole"),
+        ("tokens", "tokens generated or scored; null if nobody counted"),
+        ("latency_seconds", "mean time from the request to the accepted result; null if not known"),
+        ("wall_seconds", "of the run"),
+        ("share", "seconds / wall_seconds"),
+    ),
 )
 
 VIEWS = (

@@ -114,13 +114,15 @@ _STEP_TIMES = View(
     WITH led AS MATERIALIZED (FROM run_stretches(of_run, of_role := of_role)),
     marks AS (
         SELECT s.attempt, s.step, s."offset" AS at, s.ordinal, epoch_us(s.time) AS us,
+            starts_with(s.metric, 'checkpoint_') AS saves,
             max(s.step) OVER (PARTITION BY s.attempt ORDER BY s."offset", s.ordinal
                               ROWS UNBOUNDED PRECEDING) AS newest
         FROM sample_attempts AS s JOIN led AS l ON l.process = s.process AND l.attempt = s.attempt
         WHERE s.run = (SELECT run_id(of_run)) AND s.step IS NOT NULL),
     ends AS (
         SELECT m.attempt, m.step, arg_max(m.us, (m.at, m.ordinal)) AS us FROM marks AS m
-        WHERE m.step = m.newest GROUP BY m.attempt, m.step),
+        WHERE m.step = m.newest GROUP BY m.attempt, m.step
+        HAVING NOT bool_and(m.saves)),  -- a checkpoint of untrained weights is no step
     calm AS (
         SELECT e.attempt, e.step,
             CASE WHEN lag(e.us, 2) OVER w IS NOT NULL AND lead(e.us, 2) OVER w IS NOT NULL

@@ -11,7 +11,8 @@ _TREND = View(
     "trend",
     "one metric of one run: Theil-Sen slope per step over its last `over_steps` steps (by default the last "
     "half) with a 95 % interval that allows for autocorrelation, a forecast `horizon` steps ahead (by default "
-    "a quarter of the window), the steps to `target`, and since when there is no improvement. `better` is "
+    "a quarter of the window), the steps to `target`, since when there is no improvement, the best value, and how "
+    "far the level has fallen from the best one. `better` is "
     "'max' or 'min'; without it the declared goal, without that the way the curve has gone. No row where the "
     "metric has no point",
     f"""
@@ -22,7 +23,7 @@ _TREND = View(
             AS since_step, t.from_step, t.bins,
             coalesce(better, (
                 SELECT max_by(d.goal, d."offset") FROM metric_definitions AS d
-                WHERE d.run = run_id(of_run) AND d.metric = of_metric AND d.goal IS NOT NULL),
+                WHERE d.run = (SELECT run_id(of_run)) AND d.metric = of_metric AND d.goal IS NOT NULL),
                 CASE WHEN t.late >= t.early THEN 'max' ELSE 'min' END) AS direction
         FROM (
             SELECT max(b.last_step) AS until_step, min(b.first_step) AS from_step, count(*) AS bins,
@@ -115,6 +116,27 @@ _TREND = View(
         HAVING avg(c.good) FILTER (2 * c.block >= l.block + t.blocks)
             - avg(c.good) FILTER (2 * c.block < l.block + t.blocks)
             <= 2.576 * any_value(l.noise)),
+    tenths AS MATERIALIZED (
+        SELECT c.block, count(*) OVER () AS blocks, avg(c.good) OVER o AS level, count(*) OVER o AS n,
+            c.good - lag(c.good) OVER (ORDER BY c.block) AS change, first_value(c.first_step) OVER o AS first_step
+        FROM coarse AS c WINDOW o AS (ORDER BY c.block ROWS 3 PRECEDING)),
+    quiet AS (
+        SELECT greatest(1.4826 * median(abs(t.change - m.middle)), 0.5 * quantile_cont(abs(t.change - m.middle), 0.9))
+            / sqrt(2) * sqrt(2 / 4.0) AS se
+        FROM tenths AS t, (SELECT median(v.change) AS middle FROM tenths AS v) AS m),
+    fall AS (
+        SELECT f.*, f.top - f.newest > greatest(8 * f.se, f.least) OR f.top - f.lately > greatest(4 * f.se, f.least) AS fallen
+        FROM (
+            SELECT max(t.level) AS top, arg_max(t.first_step, (t.level, -t.block)) AS top_step,
+                arg_max(t.level, t.block) AS newest, any_value(q.se) AS se, 1e-9 * max(abs(t.level)) AS least,
+                max(t.level) FILTER (t.block - 3 >= t.blocks - greatest(4, t.blocks // 4)) AS lately
+            FROM tenths AS t, quiet AS q WHERE t.n = 4 AND t.blocks >= 12) AS f),
+    extremes AS (
+        SELECT arg_min(k.value, (k.value, k.step)) AS lowest, arg_min(k.step, (k.value, k.step)) AS lowest_step,
+            arg_max(k.value, (k.value, -k.step)) AS highest, arg_max(k.step, (k.value, -k.step)) AS highest_step,
+            arg_max(k.value, k.step) AS "last"
+        FROM curves AS k
+        WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND abs(k.value) < {FINITE}),
     line AS (
         SELECT s.slope, s.low, s.high, s.intercept + s.slope * q.until_step AS level,
             s.rest / s.m * s.wide / s.m AS level_variance, (s.high - s.low) / 2 AS reach, q.*,
@@ -126,7 +148,7 @@ _TREND = View(
             1.4826 * median(abs(k.value - l.level - l.slope * (k.step - q.until_step)))
                 FILTER (abs(k.value) < {FINITE}) AS noise
         FROM curves AS k, asked AS q LEFT JOIN line AS l ON true
-        WHERE k.run = run_id(of_run) AND k.metric = of_metric AND k.step >= q.since_step),
+        WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND k.step >= q.since_step),
     pace AS (
         SELECT median(p.seconds / nullif(p.steps, 0)) AS seconds_per_step FROM (
             SELECT (epoch_us(n.time) - lag(epoch_us(n.time)) OVER o) / 1e6 AS seconds,
@@ -162,20 +184,23 @@ _TREND = View(
             AS target_high,
         CASE WHEN a.target_in BETWEEN 0 AND 1e15 AND NOT a.reached THEN a.target_in * p.seconds_per_step END
             AS target_seconds,
-        CASE WHEN CASE q.direction WHEN 'max' THEN a.low > 0 ELSE a.high < 0 END THEN NULL
-            ELSE u.plateau_since END AS plateau_since,
-        q.direction,
+        CASE WHEN f.fallen OR a.low > 0 OR a.high < 0 THEN NULL ELSE u.plateau_since END AS plateau_since,
+        CASE q.direction WHEN 'max' THEN x.highest ELSE x.lowest END AS best,
+        CASE q.direction WHEN 'max' THEN x.highest_step ELSE x.lowest_step END AS best_step, x."last",
+        f.top - f.newest AS fallen, CASE WHEN f.top - f.newest > f.least
+            THEN least(1e6, (f.top - f.newest) / greatest(f.se, 1e-300)) WHEN f.top IS NOT NULL THEN 0 END AS fallen_in_se,
+        CASE WHEN f.fallen THEN f.top_step END AS fallen_since, q.direction,
         CASE WHEN a.slope IS NULL THEN NULL WHEN a.low > 0 THEN
                 CASE q.direction WHEN 'max' THEN 'improving' ELSE 'worsening' END
             WHEN a.high < 0 THEN CASE q.direction WHEN 'max' THEN 'worsening' ELSE 'improving' END
-            WHEN u.plateau_since IS NOT NULL THEN 'plateau' ELSE 'no trend shown' END AS verdict,
+            WHEN f.fallen THEN 'fallen' WHEN u.plateau_since IS NOT NULL THEN 'plateau' ELSE 'no trend shown' END AS verdict,
         CASE WHEN a.slope IS NULL THEN 'fewer than 5 finite points in the window'
             WHEN target IS NULL THEN NULL WHEN a.reached THEN 'the target is reached'
             WHEN a.target_in BETWEEN 0 AND 1e15 AND a.latest BETWEEN 0 AND 1e15 THEN NULL
             WHEN a.target_in BETWEEN 0 AND 1e15 THEN 'the slope may be zero: no latest step'
             ELSE 'the curve does not move towards the target' END AS why
     FROM asked AS q LEFT JOIN ahead AS a ON true LEFT JOIN raw AS r ON true LEFT JOIN pace AS p ON true
-    LEFT JOIN plateau AS u ON true
+    LEFT JOIN plateau AS u ON true LEFT JOIN fall AS f ON true LEFT JOIN extremes AS x ON true
     """,
     "SELECT from_step, until_step, n, slope, low, high, level, plateau_since, verdict FROM "
     "trend('study-b', 'nll', over_steps := 40, target := 0.28, better := 'min')",
@@ -204,10 +229,29 @@ _TREND = View(
         ("target_seconds", "seconds to go until then, at the window's median pace"),
         (
             "plateau_since",
-            "step from which on no later part improves beyond noise; null if it still improves",
+            "step from which on no later part improves beyond noise; null if it still improves, worsens or has fallen",
+        ),
+        ("best", "best single finite value of the whole curve"),
+        ("best_step", "its step, the first of equal ones"),
+        ("last", "newest finite value"),
+        (
+            "fallen",
+            "the best level less the newest: means of four neighbours of 40 blocks; null under 12 points",
+        ),
+        (
+            "fallen_in_se",
+            "that in standard errors, by how much neighbouring blocks differ (at most 1e6)",
+        ),
+        (
+            "fallen_since",
+            "where the best level begins, if the level fell from it: by 8 standard errors now, or by 4 all "
+            "through the last quarter; else null",
         ),
         ("direction", "'max' or 'min': which way is better"),
-        ("verdict", "'improving', 'worsening', 'plateau' or 'no trend shown'"),
+        (
+            "verdict",
+            "of the window's slope 'improving' or 'worsening'; without one 'fallen' (see `fallen_since`), 'plateau' or 'no trend shown'",
+        ),
         ("why", "why something is null"),
     ),
 )

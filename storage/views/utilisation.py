@@ -7,6 +7,8 @@ both are means over ``every`` seconds of wall time before they are correlated, s
 than that matters little.
 """
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.metric_names import METRIC_NAMES, SYSTEM_GROUPS
@@ -103,11 +105,29 @@ _UTILISATION = View(
     pace AS (
         SELECT epoch_us(t.start) // (every * 1000000)::BIGINT AS slot, t.throughput, t.throughput_from
         FROM throughput_over_time(of_run, every := every) AS t WHERE t.throughput < 1e150),
+    joined AS (
+        SELECT s.host, s.device, s.metric, s.value, p.throughput, p.throughput_from, lag(s.value) OVER o AS value_before,
+            lag(p.throughput) OVER o AS throughput_before
+        FROM slots AS s JOIN pace AS p ON p.slot = s.slot
+        WINDOW o AS (PARTITION BY s.host, s.device, s.metric ORDER BY s.slot)),
     together AS (
-        SELECT s.host, s.device, s.metric, count(*) AS n, any_value(p.throughput_from) AS throughput_from,
-            CASE WHEN count(*) >= 3 AND stddev_pop(s.value) > 0 AND stddev_pop(p.throughput) > 0
-                THEN corr(s.value, p.throughput) END AS correlation
-        FROM slots AS s JOIN pace AS p ON p.slot = s.slot GROUP BY ALL)
+        SELECT j.host, j.device, j.metric, count(*) AS n, any_value(j.throughput_from) AS throughput_from,
+            CASE WHEN count(*) >= 3 AND stddev_pop(j.value) > 0 AND stddev_pop(j.throughput) > 0
+                THEN corr(j.value, j.throughput) END AS correlation,
+            greatest(0, coalesce(corr(j.value, j.value_before) * corr(j.throughput, j.throughput_before), 0)) AS memory
+        FROM joined AS j GROUP BY ALL),
+    worth AS (
+        SELECT t.*, greatest(3.0, t.n * (1 - t.memory) / (1 + t.memory)) AS n_effective FROM together AS t),
+    tested AS (
+        SELECT w.*, CASE WHEN w.n >= 8 THEN student_p(coalesce(w.correlation * sqrt((w.n_effective - 2)
+            / nullif(greatest(0, 1 - w.correlation * w.correlation), 0)), 1e9), w.n_effective - 2) END AS p_value
+        FROM worth AS w WHERE w.correlation IS NOT NULL),
+    placed AS (
+        SELECT d.*, row_number() OVER (ORDER BY d.p_value, d.metric, d.host, d.device) AS place, count(*) OVER () AS tests
+        FROM tested AS d WHERE d.p_value IS NOT NULL),
+    adjusted AS (
+        SELECT c.host, c.device, c.metric, c.n_effective, min(c.p_value * c.tests / c.place) OVER (ORDER BY c.place DESC) AS q_value
+        FROM placed AS c)
     SELECT r.host, r.device, r.metric, any_value(u.unit) AS unit,
         count(*) FILTER (isfinite(r.value)) AS n, count(*) FILTER (NOT isfinite(r.value)) AS odd,
         avg(r.value) FILTER (isfinite(r.value)) AS mean,
@@ -116,13 +136,16 @@ _UTILISATION = View(
         quantile_cont(r.value, 0.95) FILTER (isfinite(r.value)) AS p95,
         min(r.value) FILTER (isfinite(r.value)) AS min, max(r.value) FILTER (isfinite(r.value)) AS max,
         any_value(t.correlation) AS correlation, coalesce(any_value(t.n), 0) AS stretches,
+        any_value(a.n_effective) AS n_effective, any_value(a.q_value) AS q_value,
         any_value(t.throughput_from) AS throughput_from
     FROM r JOIN (VALUES {_UNITS}) AS u(metric, unit, kind) ON u.metric = r.metric
     LEFT JOIN together AS t ON t.host IS NOT DISTINCT FROM r.host
       AND t.device IS NOT DISTINCT FROM r.device AND t.metric = r.metric
+    LEFT JOIN adjusted AS a ON a.host IS NOT DISTINCT FROM r.host
+      AND a.device IS NOT DISTINCT FROM r.device AND a.metric = r.metric
     GROUP BY r.host, r.device, r.metric ORDER BY r.metric, r.host, r.device NULLS FIRST
     """,
-    "SELECT host, metric, unit, n, mean, p50, p95, correlation, throughput_from FROM "
+    "SELECT host, metric, unit, n, mean, p50, p95, correlation, q_value, throughput_from FROM "
     "utilisation('steps', every := 2)",
     "of_run, every := 10",
 )
@@ -201,6 +224,14 @@ VIEWS = (
             ("max", "largest"),
             ("correlation", "Pearson, with throughput; null under 3 stretches or where one is constant"),
             ("stretches", "of `every` seconds that have both"),
+            (
+                "n_effective",
+                "independent ones that they are worth, by their autocorrelation; null under 8 stretches",
+            ),
+            (
+                "q_value",
+                "false discovery rate over all readings at which the correlation is still one; null likewise",
+            ),
             ("throughput_from", "as in `throughput_over_time`"),
         )
     ),

@@ -123,6 +123,18 @@ def forecast(series: Floats, ahead: int) -> tuple[Floats, Floats]:
     return s.level + s.slope * ahead, within
 
 
+def fallen(series: Floats) -> NDArray[np.bool_]:
+    """Whether the level is below its best one, where more is better."""
+    b = blocks(series, 40, np.median)
+    levels = np.stack([b[:, at - 3 : at + 1].mean(1) for at in range(3, b.shape[1])], 1)
+    change = np.diff(b, axis=1)
+    off = np.abs(change - np.median(change, axis=1, keepdims=True))
+    noise = np.maximum(1.4826 * np.median(off, axis=1), 0.5 * np.quantile(off, 0.9, axis=1)) / math.sqrt(2)
+    se, top = noise * math.sqrt(2 / 4), levels.max(1)
+    lately = levels[:, -(max(4, b.shape[1] // 4) - 3) :].max(1)
+    return np.asarray((top - levels[:, -1] > 8 * se) | (top - lately > 4 * se))
+
+
 class Related(NamedTuple):
     r: Floats
     effective: Floats

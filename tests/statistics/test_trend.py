@@ -18,6 +18,9 @@ def test_the_trend_is_what_the_formulas_say(answers: Any, rho: float, n: int) ->
     want = oracles.theil_sen(series)
     for name, value in (("slope", want.slope), ("low", want.low), ("high", want.high), ("level", want.level)):
         assert found[name] == pytest.approx(value[0], rel=1e-9), name
+    assert (found["fallen_since"] is not None) == (
+        n >= 12 and bool(oracles.fallen(series if found["direction"] == "max" else -series)[0])
+    )
     line, within = oracles.forecast(series, 50)
     assert found["forecast"] == pytest.approx(line[0])
     assert found["forecast_step"] == n - 1 + 50
@@ -72,8 +75,8 @@ def test_a_plateau_begins_where_the_improvement_ends(answers: Any) -> None:
     assert found["verdict"] == "plateau"
     assert 350 <= found["plateau_since"] <= 450
     fallen = answers.one("FROM trend('r', 'worse', better := 'max')")
-    assert fallen["verdict"] == "worsening"
-    assert fallen["plateau_since"] <= 450
+    assert (fallen["verdict"], fallen["plateau_since"]) == ("worsening", None)
+    assert 350 <= fallen["fallen_since"] <= 600
 
 
 def test_a_loss_that_went_on_falling_after_a_spike_is_on_no_plateau(answers: Any) -> None:
@@ -114,10 +117,67 @@ def test_real_losses_still_improve_and_real_rewards_collapse(answers: Any, csv_r
         assert (found["verdict"], found["plateau_since"]) == ("improving", None)
     ant = answers.one("FROM trend('a2c_Ant-v3_1', 'reward', better := 'max')")
     assert ant["verdict"] == "worsening"
-    assert ant["plateau_since"] <= 250_000
+    assert (ant["plateau_since"], ant["best"], ant["best_step"]) == (None, 1006.603, 200_000)
+    assert ant["fallen_since"] <= 200_000
     dip = answers.one("FROM trend('td3_Ant-v3_1', 'reward', better := 'max')")
     assert dip["verdict"] == "plateau"
     assert dip["plateau_since"] >= 300_000, "from 4,000 at step 210,000 it went on to 5,900, with a deep dip"
+
+
+@pytest.mark.parametrize(
+    ("name", "better", "verdict", "best", "last", "fallen"),
+    [
+        ("a2c_LunarLanderContinuous-v2_1", "max", "fallen", (237.804, 1_700_000), 32.413, True),
+        ("a2c_Ant-v3_1", "max", "worsening", (1006.603, 200_000), -22.439, True),
+        ("td3_Ant-v3_1", "max", "plateau", (5949.334, 960_000), 5945.292, False),
+    ],
+)
+def test_a_real_reward_that_fell_after_its_best_is_on_no_plateau(
+    answers: Any, csv_rows: Any, name: str, better: str, verdict: str, best: Any, last: float, fallen: bool
+) -> None:
+    """As the labels of the data say: best is not last; and a deep dip that came back is no fall."""
+    rows = csv_rows(f"rl_curves/sb3_eval_{name}.csv")
+    answers.curves(("r", "m", [int(r["timestep"]) for r in rows], [float(r["mean_reward"]) for r in rows]))
+    found = answers.one("FROM trend('r', 'm', better := ?)", [better])
+    assert (found["verdict"], found["plateau_since"] is None) == (verdict, fallen)
+    assert ((found["best"], found["best_step"]), found["last"]) == (best, last)
+    assert (found["fallen_since"] is not None) == fallen
+    assert (found["fallen_in_se"] > 4) == fallen
+
+
+def test_real_divergences_fell_and_a_spike_that_came_back_did_not(answers: Any, csv_rows: Any) -> None:
+    """Of the losses that still improve at their end nothing is said to have fallen, whatever their spikes."""
+    for name in (
+        "nanogpt_1B_spiky_87bd51fd",
+        "nanogpt_124M_muon_eb5659d0",
+        "nanogpt_124M_soap_periodic_slow_5bdc3988",
+    ):
+        rows = [row for row in csv_rows(f"train_curves/{name}.csv") if row["train_loss"]]
+        answers.curves(
+            (name, "loss", [int(row["step"]) for row in rows], [float(r["train_loss"]) for r in rows])
+        )
+        found = answers.one("FROM trend(?, 'loss', better := 'min')", [name])
+        assert (found["verdict"], found["fallen_since"]) == ("improving", None), name
+
+
+@pytest.mark.parametrize("level", [0.0, 5.0, -3e6])
+def test_a_fall_from_a_constant_is_seen_and_a_constant_has_not_fallen(answers: Any, level: float) -> None:
+    values = np.full(200, level)
+    answers.curves(
+        ("r", "same", range(200), values), ("r", "fell", range(200), values - 3 * (np.arange(200) > 150))
+    )
+    same, fell = (answers.one(f"FROM trend('r', '{name}', better := 'max')") for name in ("same", "fell"))
+    assert (same["fallen"], same["fallen_in_se"], same["fallen_since"]) == (0, 0, None)
+    assert (fell["verdict"], fell["fallen"], fell["best"], fell["best_step"], fell["last"]) == (
+        "fallen", 3, level, 0, level - 3,
+    )  # fmt: skip
+    assert fell["fallen_in_se"] == 1e6
+
+
+def test_few_points_have_a_best_but_no_fall(answers: Any) -> None:
+    answers.curves(("r", "m", range(4), [1.0, math.nan, 3.0, 2.0]))
+    found = answers.one("FROM trend('r', 'm', better := 'max')")
+    assert (found["best"], found["best_step"], found["last"], found["fallen"]) == (3.0, 2, 2.0, None)
 
 
 def test_a_forecast_of_a_real_loss_covers_what_came(answers: Any, csv_rows: Any) -> None:

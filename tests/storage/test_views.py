@@ -158,6 +158,33 @@ def test_evaluation_cost_is_a_part_of_the_run_not_counted_per_metric(store: Any,
     assert store.ask("SELECT metric, isnan(value) FROM evals ORDER BY 1") == [("a", False), ("b", True)]
 
 
+def test_what_an_evaluation_cost_is_null_where_nobody_told(store: Any, make: Any) -> None:
+    """Imported results often have no times: zero seconds would say that they were free."""
+    told = events.EvalOutcome(
+        status="done", metrics=[events.Metric(name="a", value=1.0)], cost=events.Cost(seconds=6.0, tokens=50)
+    )
+    untold = events.EvalOutcome(status="done", metrics=[events.Metric(name="a", value=1.0)])
+    at = {"requested_us": make.t0, "accepted_us": make.t0}
+    imported = [
+        make.accepted(n, outcome=untold, request=f"q{n}", lease=f"q{n}", step=n, **at) for n in (1, 2)
+    ]
+    store.put("telemetry", make.started(), *imported)
+    columns = "evaluations, timed, seconds, seconds_each, wait_seconds, tokens, latency_seconds"
+    asked = f"SELECT {columns}, share FROM eval_cost"
+    assert store.ask(asked) == [(2, 0, None, None, None, None, None, None)]
+    later = make.accepted(
+        3,
+        outcome=told,
+        request="q3",
+        lease="q3",
+        step=3,
+        requested_us=make.t0,
+        accepted_us=make.t0 + 9_000_000,
+    )
+    store.put("telemetry", later)
+    assert store.ask(asked.replace(", share", "")) == [(3, 1, 6.0, 6.0, 0.0, 50, 9.0)]
+
+
 def test_items_count_only_under_the_lease_that_was_accepted(store: Any, make: Any) -> None:
     store.put("eval-items", make.items("lease-1", 0, 3), make.items("lost", 0, 2))
     store.put("telemetry", make.accepted(1, step=7))

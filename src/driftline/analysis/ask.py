@@ -102,6 +102,7 @@ def understood(
     known = known_runs(catalog)
     runs, notes = _runs(known, words, question.runs[1])
     rest = list(words[len(runs) :])
+    named = {run.run: word for run, word in zip(runs, words, strict=False)}
     if question.runs[1] and rest and (len(rest) > question.metrics[1] or not question.metrics[1]):
         raise _no_run(rest[0], known)
     if len(runs) < question.runs[0]:
@@ -113,7 +114,7 @@ def understood(
     metrics = tuple(_metric(catalog, question.of, runs, word, known) for word in rest)
     if len(metrics) < question.metrics[0]:
         metrics += _default_metric(catalog, question, runs[0])
-    return Asked(tuple(runs), metrics, options, tuple(notes))
+    return Asked(tuple(runs), metrics, options, () if options.get("final") else tuple(notes), named)
 
 
 def known_runs(catalog: Catalog) -> list[Run]:

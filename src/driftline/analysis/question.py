@@ -76,6 +76,8 @@ class Asked:
     metrics: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The words that named runs, by their ids: a name may stand for several runs."""
 
     @property
     def run(self) -> Run:

@@ -141,9 +141,12 @@ def add_questions(app: typer.Typer) -> None:
         ] = 0.0,
         points: Annotated[int, typer.Option(min=0, help="Thin to about so many points; 0: all.")] = 1000,
         log: Annotated[bool, typer.Option("--log", help="Logarithmic axis.")] = False,
+        ranks: Annotated[
+            bool, typer.Option("--ranks", help="How its ranks spread at each step, and which is at the edge.")
+        ] = False,
     ) -> Options:
         """A metric over the steps of a run, with its alerts and checkpoints."""
-        return {"smooth": smooth, "points": points, "log": log}
+        return {"smooth": smooth, "points": points, "log": log, "ranks": ranks or None}
 
     @_asks(app, "[RUN] [SPAN]")
     def ranks() -> Options:
@@ -160,9 +163,20 @@ def add_questions(app: typer.Typer) -> None:
     @_asks(app, "[RUN] [METRIC]")
     def evals(
         better: Annotated[Way | None, typer.Option(help="Default: the declared goal.")] = None,
+        mismatch: Annotated[
+            str | None,
+            typer.Option(
+                help="A metric of the training: does the evaluated METRIC fall while this one improves?",
+                metavar="METRIC",
+            ),
+        ] = None,
+        train_better: Annotated[
+            Way | None, typer.Option(help="Of that metric. Default: its declared goal, else max.")
+        ] = None,
     ) -> Options:
         """Evaluation curves with their intervals, the best checkpoint, and what they cost."""
-        return {"better": better and better.value}
+        options = {"better": better and better.value, "mismatch": mismatch}
+        return {**options, "train_better": train_better and train_better.value}
 
     @_asks(app, _METRIC)
     def trend(
@@ -188,9 +202,32 @@ def add_questions(app: typer.Typer) -> None:
             float | None, typer.Option(min=0, max=1, help="Part that is judged. Default: the last half.")
         ] = None,
         better: Annotated[Way | None, typer.Option(help="Default: the declared goal.")] = None,
+        final: Annotated[
+            bool,
+            typer.Option(
+                "--final",
+                help="Groups of repeated runs by their last values (Welch's test); a name stands for all "
+                "of its runs.",
+            ),
+        ] = False,
+        first: Annotated[
+            list[str] | None,
+            typer.Option(help="With --final: a further run of the first group.", metavar="RUN"),
+        ] = None,
+        second: Annotated[
+            list[str] | None,
+            typer.Option(help="With --final: a further run of the second group.", metavar="RUN"),
+        ] = None,
+        last_points: Annotated[
+            int, typer.Option(min=1, help="With --final: the last value is the mean of so many points.")
+        ] = 1,
     ) -> Options:
         """How the second run differs from the first, with an interval."""
-        return {"axis": axis, "running": running or None, "last": last, "better": better and better.value}
+        options: Options = {"axis": axis, "running": running or None, "last": last}
+        options |= {"better": better and better.value, "final": final or None}
+        if not final:
+            return options
+        return {**options, "first": first, "second": second, "last_points": last_points}
 
     @_asks(app, "[RUN] [METRIC] [METRIC]")
     def correlate(

@@ -238,3 +238,11 @@ def test_a_run_is_found_by_its_name_in_any_time_zone(tables: Any) -> None:
     at_home = tables.rows(question, ['it\'s; "my" run'])
     tables.db.execute("SET TimeZone = 'America/New_York'")
     assert tables.rows(question, ['it\'s; "my" run']) == at_home == [("r", 8.0, 0.375, tables.t0)]
+
+
+def test_a_checkpoint_of_untrained_weights_is_no_step(tables: Any) -> None:
+    """It is saved at step 0 and training begins at step 1: ten steps are ten."""
+    tables.process("r", "p")
+    saved = [("checkpoint_save_time", 0, 1.0, 0.5), ("checkpoint_call_time", 0, 1.0, 0.1)]
+    tables.samples("r", "p", [*saved, *(("loss", step, 1.0 + step, 1.0) for step in range(1, 11))])
+    assert tables.dicts("FROM goodput('r')")[0]["steps"] == 10

@@ -41,12 +41,35 @@ def test_readings_are_described_and_correlated_with_throughput_per_host_and_devi
     assert [gpu["p5"], gpu["p50"], gpu["p95"]] == pytest.approx(quantiles.tolist())
     assert gpu["correlation"] == pytest.approx(np.corrcoef(busy, pace)[0, 1])
     assert gpu["throughput_from"] == "tokens_per_second"
+    assert gpu["q_value"] < 1e-6
     assert found["a", 1, "gpu_utilization"]["correlation"] is None, "a constant goes with nothing"
     sent = found["b", None, "network_sent"]
     assert (sent["n"], sent["odd"], sent["correlation"]) == (39, 1, pytest.approx(-1.0))
     assert tables.rows("SELECT sum(throughput) FROM throughput_over_time('r')") == [
         (pytest.approx(pace.sum()),)
     ]
+
+
+def test_readings_that_wander_beside_throughput_are_seldom_sure_to_go_with_it(tables: Any) -> None:
+    """Slow noise correlates by chance (of 60 readings here, more than ten by over 0.3), and q says so."""
+    rng = np.random.default_rng(6)
+
+    def wandering(n: int = 60) -> list[float]:
+        values = [0.0]
+        for step in rng.normal(size=n - 1):
+            values.append(0.9 * values[-1] + step)
+        return [50.0 + value for value in values]
+
+    for host in range(6):
+        tables.process("r", f"h{host}", rank=host, host=f"h{host}")
+        for gpu in range(10):
+            readings(tables, f"h{host}", f"gpu_utilization/{gpu}", wandering())
+    rows = [("tokens_per_second", at, 7.0 + 10 * at, value) for at, value in enumerate(wandering())]
+    tables.samples("r", "h0", rows)
+    found = tables.dicts("FROM utilisation('r')")
+    assert len(found) == 60
+    assert sum(abs(row["correlation"]) > 0.3 for row in found) > 10
+    assert [row for row in found if row["q_value"] < 0.05] == []
 
 
 def test_where_no_throughput_is_logged_it_is_the_steps_in_a_second(tables: Any) -> None:

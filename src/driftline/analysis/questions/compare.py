@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Plot, line
 from driftline.analysis.question import Asked, Query, Question, Rows, arguments, labels
+from driftline.analysis.questions import finals
 from driftline.analysis.values import quantity
 from driftline.analysis.words import UNIT_OF_METRIC, interval, settings_changed, unit_of
 
@@ -12,6 +13,8 @@ DIFFERENCES_MAX = 6
 
 
 def _queries(asked: Asked) -> dict[str, Query]:
+    if asked.options.get("final"):
+        return finals.queries(asked)
     first, second = asked.runs[:2]
     given = {"a": first.run, "b": second.run, "run": second.run, "metric": asked.metric, **asked.options}
     places = arguments(given, along="axis", running="running")
@@ -25,6 +28,8 @@ def _queries(asked: Asked) -> dict[str, Query]:
 
 
 def _show(asked: Asked, rows: Rows) -> Answer:
+    if asked.options.get("final"):
+        return finals.show(asked, rows)
     metric, bins = asked.metric, rows["bins"]
     first, second = asked.runs[:2]
     title = f"{metric}: {second.spoken} against {first.spoken}"
@@ -91,7 +96,7 @@ def _notes(found: Row) -> tuple[str, ...]:
     said = [found["why"]] if found["why"] else []
     said.append(
         "the interval speaks of the noise within these two runs; what another seed would give only repeated "
-        "runs tell (compare_final in SQL)"
+        "runs tell (--final)"
     )
     return tuple(said)
 

@@ -6,7 +6,7 @@ from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Bars, Part
 from driftline.analysis.question import Asked, Query, Question, Rows, arguments, labels
 from driftline.analysis.values import duration, unit_of_time
-from driftline.analysis.words import UNIT_OF_METRIC, interval, settings_changed, unit_of
+from driftline.analysis.words import UNIT_OF_METRIC, interval, listed, settings_changed, unit_of
 
 SETTINGS_MAX = 6
 
@@ -30,13 +30,7 @@ def _show(asked: Asked, rows: Rows) -> Answer:
     found, unit = rows["cost"][0], unit_of(asked.metric, rows["declared"])
     one, other = labels((first, second))
     says = [_gained(found, asked, other, unit), _spent(found, one, other), *_reached(found, one, other)]
-    spent = [tuple(3600 * (found[f"{of}_{side}"] or 0.0) for side in "ab") for of in ("hours", "eval_hours")]
-    size, name = unit_of_time(max(map(sum, zip(*spent, strict=True))))
-    parts = tuple(
-        Part(name, tuple(seconds / size for seconds in of))
-        for name, of in zip(("training", "evaluation"), spent, strict=True)
-    )
-    chart = Bars("Time", Axis("time", name), (one, other), parts)
+    chart = _chart(found, (one, other))
     settings = table(
         "settings",
         "settings that differ",
@@ -55,13 +49,27 @@ def _show(asked: Asked, rows: Rows) -> Answer:
         Column("gain_high", "high"),
         Column("hours_a", f"hours, {one}"),
         Column("hours_b", f"hours, {other}"),
+        Column("eval_hours_a", f"evaluation, {one}"),
+        Column("eval_hours_b", f"evaluation, {other}"),
         Column("devices_a", f"ranks, {one}"),
         Column("devices_b", f"ranks, {other}"),
         Column("gain_per_hour", "gain per extra hour"),
         Column("gain_per_money", "gain per money"),
         drawn=True,
     )
-    return Answer("cost", title, tuple(says), (told, settings), (chart,), _why(found, rows))
+    notes = (*_unknown(found, (one, other)), *_why(found, rows))
+    return Answer("cost", title, tuple(says), (told, settings), (chart,), notes)
+
+
+def _chart(found: Row, names: tuple[str, str]) -> Bars:
+    """Hours of training, and those of evaluation that are known."""
+    hours = {"training": "hours", "evaluation": "eval_hours"}
+    spent = {name: [found[f"{of}_{side}"] for side in "ab"] for name, of in hours.items()}
+    known = {name: of for name, of in spent.items() if any(value is not None for value in of)}
+    rows = {name: [3600 * value if value is not None else 0.0 for value in of] for name, of in known.items()}
+    size, unit = unit_of_time(max(map(sum, zip(*rows.values(), strict=True))))
+    parts = tuple(Part(name, tuple(seconds / size for seconds in of)) for name, of in rows.items())
+    return Bars("Time", Axis("time", unit), names, parts)
 
 
 def _gained(found: Row, asked: Asked, other: str, unit: str) -> str:
@@ -90,6 +98,16 @@ def _reached(found: Row, first: str, second: str) -> list[str]:
     faster = f", {found['speed_up']:.2f} times as fast" if found["speed_up"] is not None else ""
     times = (duration(found[f"hours_to_level_{side}"] * 3600) for side in "ba")
     return [f"To the final level of {first} it took {next(times)} instead of {next(times)}{faster}."]
+
+
+def _unknown(found: Row, names: tuple[str, str]) -> tuple[str, ...]:
+    """What money does not have in it, since nobody told it."""
+    if found["money_a"] is None and found["money_b"] is None:
+        return ()
+    unknown = [name for name, side in zip(names, "ab", strict=True) if found[f"devices_{side}"] is None]
+    if not unknown:
+        return ()
+    return (f"the number of ranks of {listed(unknown)} is not known, and counted as one",)
 
 
 def _why(found: Row, rows: Rows) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Plot, line
 from driftline.analysis.question import Asked, Query, Question, Rows, arguments
+from driftline.analysis.questions import spread
 from driftline.analysis.values import quantity
 from driftline.analysis.words import ALERTS, CHECKPOINTS, UNIT_OF_METRIC, count, marks_of, unit_of
 
@@ -18,6 +19,8 @@ _COUNTED = """SELECT count(*) AS samples, count(*) FILTER (isnan(value)) AS nan,
 
 
 def _queries(asked: Asked) -> dict[str, Query]:
+    if asked.options.get("ranks"):
+        return spread.queries(asked)
     given = {
         "run": asked.run.run,
         "metric": asked.metric,
@@ -35,6 +38,8 @@ def _queries(asked: Asked) -> dict[str, Query]:
 
 
 def _show(asked: Asked, rows: Rows) -> Answer:
+    if asked.options.get("ranks"):
+        return spread.show(asked, rows)
     points, metric = rows["points"], asked.metric
     unit = unit_of(metric, rows["declared"])
     title = f"{metric} of {asked.run.spoken}"

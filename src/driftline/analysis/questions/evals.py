@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from driftline.analysis.answer import Answer, Column, Row, table
 from driftline.analysis.chart import Axis, Plot, line
 from driftline.analysis.question import Asked, Query, Question, Rows, arguments
+from driftline.analysis.questions import mismatch
 from driftline.analysis.values import duration, quantity, share
 from driftline.analysis.words import count, interval
 
@@ -18,6 +19,8 @@ CHARTS_MAX = 6
 
 
 def _queries(asked: Asked) -> dict[str, Query]:
+    if asked.options.get("mismatch"):
+        return mismatch.queries(asked)
     given = {"run": asked.run.run, "metric": asked.metrics[0] if asked.metrics else None}
     given |= asked.options
     better = arguments(given, better="better")
@@ -38,6 +41,8 @@ def _queries(asked: Asked) -> dict[str, Query]:
 
 
 def _show(asked: Asked, rows: Rows) -> Answer:
+    if asked.options.get("mismatch"):
+        return mismatch.show(asked, rows)
     scores, cost = rows["scores"], rows["cost"]
     title = f"Evaluations of {asked.run.spoken}"
     if not scores:
@@ -129,11 +134,12 @@ def _noise(row: Row) -> str:
 
 def _spent(row: Row) -> str:
     failed = f", {row['failed']} failed" if row["failed"] else ""
+    done = f"{row['suite']}: {count(row['evaluations'], 'evaluation')}{failed}"
+    if row["seconds"] is None:
+        return f"{done}; how long they took is not known."
+    some = f" (known of {row['timed']:,})" if row["timed"] < row["evaluations"] else ""
     part = f", {share(row['share'])} of the run's time" if row["share"] is not None else ""
-    return (
-        f"{row['suite']}: {count(row['evaluations'], 'evaluation')}{failed}, "
-        f"{duration(row['seconds'] or 0.0)} of an evaluator{part}."
-    )
+    return f"{done}, {duration(row['seconds'])} of an evaluator{some}{part}."
 
 
 def _chart(suite: str, metric: str, points: Sequence[Row]) -> Plot:

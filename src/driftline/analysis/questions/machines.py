@@ -11,7 +11,8 @@ from driftline.analysis.values import duration, quantity, share
 from driftline.analysis.words import count, listed
 
 TOLD_MIN = 0.5
-"""Correlations with throughput that are told, from there on."""
+"""Correlations with throughput that are told, from there on, if they are beyond chance."""
+SURE = 0.05
 POINTS_MAX = 600
 BARS_MAX = 16
 
@@ -52,6 +53,7 @@ def _show_used(asked: Asked, rows: Rows) -> Answer:
             Column("p95", unit="@unit"),
             Column("max", unit="@unit"),
             Column("correlation", "with throughput"),
+            Column("q_value", "q", "p"),
             Column("odd", "not finite"),
         ),
         table(
@@ -96,7 +98,7 @@ def _together(readings: Sequence[Row]) -> list[str]:
     told = [
         f"{row['metric']} of {_place(row)} ({row['correlation']:+.2f})"
         for row in readings
-        if row["correlation"] is not None and abs(row["correlation"]) >= TOLD_MIN
+        if row["q_value"] is not None and row["q_value"] < SURE and abs(row["correlation"]) >= TOLD_MIN
     ]
     return [f"With throughput go {listed(told, 4)}."] if told else []
 

@@ -111,16 +111,26 @@ def _show_drivers(asked: Asked, rows: Rows) -> Answer:
             title,
             empty=f"{metric} has too few points for a change: log it at more steps, or --at STEP",
         )
-    change = moved[0]["change_step"]
+    change, itself = moved[0]["change_step"], moved[0]
+    moved = [row for row in moved if row["metric"] != metric]
     before = [row for row in moved if row["verdict"] == "moved before"]
     says = [f"{metric} changed at step {change}, where its level changed most."]
     if asked.options.get("at") is not None:
         says = [f"Looked at is {metric} at step {change}."]
-    elif moved[0]["verdict"] == "did not move":
-        says = [f"{metric} has no sudden change; its level changed most about step {change}."]
+    elif itself["verdict"] == "did not move":
+        says = [
+            f"{metric} has no sudden change after its start; its level changed most about step {change}, and "
+            "no more than by chance."
+        ]
+    elif itself["verdict"] == "too few points":
+        says[0] = (
+            f"{metric} changed most about step {change}; it has too few points before it to call it sudden."
+        )
     if before:
         named = [f"{row['metric']} ({count(row['lead'], 'step')} before)" for row in before[:NAMED_MAX]]
         says.append(f"Off their course before it: {listed(named)}.")
+    elif not moved:
+        says.append("No other metric was logged around it.")
     elif all(row["verdict"] == "too few points" for row in moved):
         says.append(
             "No metric has enough points before it to know its course: --back STEPS, or a later step."
@@ -130,7 +140,14 @@ def _show_drivers(asked: Asked, rows: Rows) -> Answer:
     along = [row["metric"] for row in moved if row["verdict"] == "moved with it"]
     if along:
         says.append(f"With it moved {listed(along, NAMED_MAX)}.")
-    marks = [Mark(float(change), "the change", "alert")]
+    same = [row["metric"] for row in moved if row["verdict"] in ("a copy of it", "a function of it")]
+    if same:
+        says.append(f"The same in other words, so no drivers: {listed(same, NAMED_MAX)}.")
+    marks = [
+        Mark(
+            float(change), "the change" if itself["verdict"] == "the change itself" else "looked at", "alert"
+        )
+    ]
     marks += [
         Mark(float(row["moved_step"]), row["metric"])
         for row in before[:NAMED_MAX]
@@ -151,7 +168,11 @@ def _show_drivers(asked: Asked, rows: Rows) -> Answer:
         Column("expected"),
     )
     notes = ("what moved before need not be the cause: it is where to look first",) if before else ()
-    return Answer("drivers", title, tuple(says), (told,), (chart,), notes)
+    sql = Query(
+        f"{_driver_queries(asked)['drivers'].sql} WHERE metric <> $metric",
+        {**asked.options, "run": asked.run.run, "metric": metric},
+    )
+    return Answer("drivers", title, tuple(says), (told,), (chart,), notes, sql=(sql.literal,))
 
 
 CORRELATE = Question("correlate", _pair_queries, _show_pairs, metrics=(0, 2))

@@ -9,6 +9,9 @@ from driftline.analysis.questions.curves import POINTS
 from driftline.analysis.values import duration, quantity
 from driftline.analysis.words import UNIT_OF_METRIC, count, interval, unit_of
 
+VERDICTS = {"fallen": "fallen from its best, level now"}
+"""Verdicts of the SQL that need more words."""
+
 
 def _queries(asked: Asked) -> dict[str, Query]:
     given = {"run": asked.run.run, "metric": asked.metric, "points": POINTS, **asked.options}
@@ -49,6 +52,11 @@ def _show(asked: Asked, rows: Rows) -> Answer:
         Column("forecast_step"),
         Column("forecast"),
         Column("plateau_since"),
+        Column("best", unit=unit),
+        Column("best_step", "best at step"),
+        Column("last", unit=unit),
+        Column("fallen", "level below its best", unit=unit),
+        Column("fallen_in_se", "in standard errors"),
         Column("verdict"),
         drawn=True,
     )
@@ -70,7 +78,9 @@ def _lines(found: Row) -> list[Line]:
 def _says(asked: Asked, found: Row, unit: str) -> list[str]:
     metric = asked.metric
     where = f"over steps {found['from_step']} to {found['until_step']} ({count(found['n'], 'point')})"
-    says = [f"{metric}: {found['verdict'] or 'no verdict'} {where}; better is {found['direction']}."]
+    verdict = VERDICTS.get(found["verdict"], found["verdict"]) or "no verdict"
+    says = [f"{metric}: {verdict} {where}; better is {found['direction']}."]
+    says += _best(found, unit)
     if found["slope"] is not None:
         slope = interval(found["slope"] * 1000, _thousand(found["low"]), _thousand(found["high"]), unit)
         says.append(f"Slope: {slope} per 1,000 steps (95 % interval).")
@@ -83,6 +93,31 @@ def _says(asked: Asked, found: Row, unit: str) -> list[str]:
     if found["plateau_since"] is not None:
         says.append(f"No improvement beyond noise since step {found['plateau_since']}.")
     return says
+
+
+def _best(found: Row, unit: str) -> list[str]:
+    """The best value, and whether the curve has fallen from its best level: one value may be luck."""
+    if found["best"] is None:
+        return []
+    if found["best"] == found["last"]:
+        return [f"Best: {quantity(found['best'], unit)} at step {found['best_step']}, and so is the last."]
+    said = [
+        f"Best: {quantity(found['best'], unit)} at step {found['best_step']}; the last is "
+        f"{quantity(found['last'], unit)}, {quantity(abs(found['last'] - found['best']), unit)} worse."
+    ]
+    if found["fallen"] is None:
+        return said
+    beyond = f"({found['fallen_in_se']:.1f} standard errors)" if found["fallen_in_se"] < 1e6 else "(no noise)"
+    if found["fallen_since"] is not None:
+        said.append(
+            f"Its level is {quantity(found['fallen'], unit)} {beyond} worse than its best level, which began "
+            f"about step {found['fallen_since']}: the newest checkpoint is not the best one."
+        )
+    elif found["fallen"] <= 0:
+        said.append("Its level now is its best so far.")
+    else:
+        said.append(f"Its level has not fallen from its best one beyond noise {beyond}.")
+    return said
 
 
 def _thousand(value: float | None) -> float | None:
