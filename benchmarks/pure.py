@@ -28,8 +28,8 @@ STEP_US = 50_000
 BATCH = 500
 
 
-def make_records(samples: int, per_frame: int, seed: int = 1) -> list[Record]:
-    """The log of one run: frames of ``per_frame`` samples, ranks in turn."""
+def make_records(samples: int, per_frame: int, seed: int = 1, step_us: int = STEP_US) -> list[Record]:
+    """The log of one run: frames of ``per_frame`` samples, ranks in turn, a step every ``step_us``."""
     chance = np.random.default_rng(seed)
     steps = per_frame // len(METRICS)
     records: list[Record] = []
@@ -56,7 +56,7 @@ def make_records(samples: int, per_frame: int, seed: int = 1) -> list[Record]:
         seq += 1
         first = (seq - 1) * steps
         step = np.repeat(np.arange(first, first + steps), len(METRICS))
-        now = base + (first + steps) * STEP_US
+        now = base + (first + steps) * step_us
         while tick + 1_000_000 <= now:
             tick += 1_000_000
             records.append(
@@ -72,7 +72,7 @@ def make_records(samples: int, per_frame: int, seed: int = 1) -> list[Record]:
                 METRICS,
                 metric,
                 step,
-                base + step * STEP_US,
+                base + step * step_us,
                 value,
                 np.ones(len(metric)),
             )

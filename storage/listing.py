@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -28,23 +29,43 @@ def read_files(root: str | os.PathLike[str]) -> dict[TableName, list[str]]:
     Raises:
         BadData: there is no table at all, or a table's log cannot be read.
     """
+    return files_of(root, read_handles(root))
+
+
+def read_handles(root: str | os.PathLike[str]) -> dict[TableName, DeltaTable]:
+    """Each table that there is, at its version of now. Raises BadData, as :func:`read_files` does."""
     if is_remote(root):
-        return _remote_files(address(root))
+        return _remote_handles(address(root))
     path = local(root)
-    found: dict[TableName, list[str]] = {}
+    found: dict[TableName, DeltaTable] = {}
     for name in TABLES:
         try:
-            handle = DeltaTable(str(path / name))
-            found[name] = file_paths(path / name, handle)
+            found[name] = DeltaTable(str(path / name))
         except TableNotFoundError:
             continue
         except (DeltaError, OSError) as error:
             raise BadData(f"table {path / name} cannot be read: {fault_of(path / name, error)}") from error
-        if empty := empty_commit(path / name, handle.version()):
+        if empty := empty_commit(path / name, found[name].version()):
             raise BadData(EMPTY.format(empty))
     if not found:
         raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
-    return {name: found.get(name, []) for name in TABLES}
+    return found
+
+
+def files_of(
+    root: str | os.PathLike[str], handles: Mapping[TableName, DeltaTable]
+) -> dict[TableName, list[str]]:
+    """The Parquet files of tables at the versions of their handles; a missing table has none.
+
+    Raises BadData."""
+    found: dict[TableName, list[str]] = {name: [] for name in TABLES}
+    for name, handle in handles.items():
+        try:
+            remote = is_remote(root)
+            found[name] = sorted(handle.file_uris()) if remote else file_paths(local(root) / name, handle)
+        except (DeltaError, OSError) as error:
+            raise BadData(f"table {name} in {root} cannot be read: {told(error)}") from error
+    return found
 
 
 def has_tables(root: str | os.PathLike[str]) -> bool:
@@ -73,19 +94,19 @@ def newest_commits(root: str | os.PathLike[str]) -> tuple[str, ...] | None:
     return tuple(found)
 
 
-def _remote_files(root: str) -> dict[TableName, list[str]]:
+def _remote_handles(root: str) -> dict[TableName, DeltaTable]:
     """The same in an object store."""
-    found: dict[TableName, list[str]] = {}
+    found: dict[TableName, DeltaTable] = {}
     for name in TABLES:
         try:
-            found[name] = sorted(DeltaTable(f"{root}/{name}", storage_options=OPTIONS).file_uris())
+            found[name] = DeltaTable(f"{root}/{name}", storage_options=OPTIONS)
         except TableNotFoundError:
             continue
         except (DeltaError, OSError) as error:
             raise BadData(f"table {root}/{name} cannot be read: {told(error)}") from error
     if not found:
         raise BadData(f"no tables in {root}: name the storage root that a sink wrote (storage.root)")
-    return {name: found.get(name, []) for name in TABLES}
+    return found
 
 
 def file_paths(folder: Path, handle: DeltaTable) -> list[str]:

@@ -6,6 +6,7 @@ Rows that a repair wrote (revision above 0) are left out: they are not what the 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,14 +15,15 @@ import duckdb
 import pyarrow as pa
 
 from driftline.errors import BadData
-from driftline.storage.listing import read_files
 from driftline.storage.objects import connect, place
-from driftline.storage.relations import identifier, path, source
+from driftline.storage.recorded.snapshot import Snapshot
+from driftline.storage.relations import identifier, path, source, text
 from driftline.storage.tables import TABLES, Column, TableName
 
 OutputTable = Literal["windows", "alerts", "facts"]
 OUTPUTS: tuple[OutputTable, ...] = get_args(OutputTable)
 _BATCH_ROWS = 100_000
+DIFFER_MEMORY = "1GB"
 _KEYS: dict[OutputTable, tuple[str, ...]] = {
     "windows": ("run", "attempt", "axis", "span", "group", "metric", "start", "end", "offset"),
     "alerts": ("run", "offset", "place"),
@@ -68,30 +70,55 @@ class Difference(NamedTuple):
     """Of other values: column -> stored, replayed."""
 
 
+class Counts(NamedTuple):
+    """How many rows differ, by how."""
+
+    only_stored: int
+    only_replayed: int
+    other_values: int
+
+
+class Differences(NamedTuple):
+    """All differences counted, and the first of them in the order of the log."""
+
+    counts: Counts
+    first: list[Difference]
+
+
 class Stored:
     """The output tables under ``root`` as they are now; ``runs`` limits them. Raises BadData."""
 
-    def __init__(self, root: str | os.PathLike[str], runs: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        runs: Sequence[str] = (),
+        snapshot: Snapshot | None = None,
+    ) -> None:
         self.root = place(root)
-        self._files = read_files(root)
+        self.runs = runs
+        self.snapshot = snapshot or Snapshot(root)
+        self._files = self.snapshot.files
         self._db = connect(root)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.register("chosen", pa.table({"run": pa.array(runs, pa.utf8())}))
         mine = "run IN (FROM chosen)" if runs else "true"
         names: tuple[TableName, ...] = (*OUTPUTS, "evals")
-        for name in names:
-            live = "coalesce(revision, 0) = 0" if name == "windows" else "true"
-            relation = source(name, self._files[name])
-            self._db.execute(f"CREATE VIEW all_{name} AS FROM {relation} WHERE {live}")
-            self._db.execute(f"CREATE VIEW {name} AS FROM all_{name} WHERE {mine}")
+        # no views: each would read the footers of all files
+        self._all = {name: f"(FROM {source(name, self._files[name])} WHERE {_live(name)})" for name in names}
+        self._mine = {name: f"(FROM {every} WHERE {mine})" for name, every in self._all.items()}
 
     def close(self) -> None:
         self._db.close()
 
+    def anew(self) -> Stored:
+        """The tables as they are by now."""
+        self.close()
+        return Stored(self.root, self.runs)
+
     def reached(self, topic_uuid: str, partition: int, tables: Sequence[OutputTable] = OUTPUTS) -> int:
         """The last offset that caused a stored row, of whatever run; -1 where none did."""
         each = (
-            f'SELECT max("offset") AS top FROM all_{name}'
+            f'SELECT max("offset") AS top FROM {self._all[name]}'
             ' WHERE topic_uuid = $uuid AND "partition" = $partition'
             for name in tables
         )
@@ -101,7 +128,7 @@ class Stored:
     def batches(self, name: OutputTable, reaches: Sequence[Reach]) -> Iterator[pa.RecordBatch]:
         """All rows that these records caused."""
         if reaches:
-            found = self._do(f"FROM {name} AS t WHERE {_within(reaches)}")
+            found = self._do(f"FROM {self._mine[name]} AS t WHERE {_within(reaches)}")
             yield from found.to_arrow_reader(_BATCH_ROWS)
 
     def requests(self, reaches: Sequence[Reach]) -> pa.Table:
@@ -109,7 +136,7 @@ class Stored:
         import``."""
         where = _within(reaches) or "false"
         query = f"""SELECT DISTINCT run, request, attempt, "trigger", suite, suite_version, checkpoint, step
-            FROM evals WHERE ({where}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
+            FROM {self._mine["evals"]} WHERE ({where}) AND "trigger" IS DISTINCT FROM 'import' ORDER BY ALL"""
         return self._do(query).to_arrow_table()
 
     def evaluations(self) -> list[Evaluation]:
@@ -134,33 +161,43 @@ class Stored:
         return {run: us / 1e6 for run, us in self._do(query).fetchall()}
 
     def differences(
-        self, name: OutputTable, replayed: Path, reaches: Sequence[Reach], *, first: int
-    ) -> list[Difference]:
-        """The ``first`` differences in the order of the log; ``replayed``: a Parquet file of the rows."""
+        self, name: OutputTable, replayed: Sequence[Path], reaches: Sequence[Reach], *, first: int
+    ) -> Differences:
+        """All differences counted, and the ``first`` of them; ``replayed``: Parquet files of the rows.
+
+        Memory is bounded (``DIFFER_MEMORY``): what the comparison needs beyond it lies beside these files.
+        """
         keys = _KEYS[name]
         columns = [c for c in TABLES[name].columns if c.name not in _left_out(name)]
         compared = [c for c in columns if c.name not in keys and not c.later]
-        sides = {
-            "stored": _side(name, f"(FROM {name} AS t WHERE {_within(reaches)})", columns),
-            "replayed": _side(name, f"read_parquet({path(str(replayed))})", columns),
-        }
+        files = ", ".join(path(str(file)) for file in replayed)
+        stored = _side(name, f"(FROM {self._mine[name]} AS t WHERE {_within(reaches)})", columns)
+        made = _side(name, f"read_parquet([{files}])", columns)
         on = ", ".join(identifier(key) for key in keys)
         changed = " OR ".join(
             f"stored.{identifier(c.name)} IS DISTINCT FROM replayed.{identifier(c.name)}" for c in compared
         )
+        joined = f"""FROM ({stored}) AS stored FULL JOIN ({made}) AS replayed USING ({on})
+            WHERE stored.there IS NULL OR replayed.there IS NULL OR {changed or "false"}"""
         listed = ", ".join(
             f"{side}.{identifier(c.name)} AS {identifier(side[0] + '_' + c.name)}"
-            for side in sides
+            for side in ("stored", "replayed")
             for c in compared
         )
-        query = f"""
-            WITH stored AS MATERIALIZED ({sides["stored"]}), replayed AS MATERIALIZED ({sides["replayed"]})
-            SELECT {on}, stored.there AS s_there, replayed.there AS r_there, {listed}
-            FROM stored FULL JOIN replayed USING ({on})
-            WHERE s_there IS NULL OR r_there IS NULL OR {changed or "false"}
-            ORDER BY "offset", {on} LIMIT {first}"""
-        rows = self._do(query).to_arrow_table().to_pylist()
-        return [_difference(name, row, keys, compared) for row in rows]
+        with tempfile.TemporaryDirectory(dir=replayed[0].parent) as folder:
+            self._db.execute(f"SET memory_limit = '{DIFFER_MEMORY}'")
+            self._db.execute(f"SET temp_directory = {text(folder)}")
+            self._db.execute("SET preserve_insertion_order = false")
+            counts = self._do(
+                f"""SELECT count(*) FILTER (replayed.there IS NULL), count(*) FILTER (stored.there IS NULL),
+                    count(*) FILTER (stored.there AND replayed.there) {joined}"""
+            ).fetchall()[0]
+            rows = self._do(
+                f"""SELECT {on}, stored.there AS s_there, replayed.there AS r_there, {listed}
+                {joined} ORDER BY "offset", {on} LIMIT {first}"""
+            ).to_arrow_table()
+        found = [_difference(name, row, keys, compared) for row in rows.to_pylist()]
+        return Differences(Counts(*counts), found)
 
     def _do(self, sql: str, parameters: object = None) -> Any:
         try:
@@ -169,6 +206,10 @@ class Stored:
             raise BadData(
                 f"the tables in {self.root} cannot be read: {str(error).splitlines()[0]}"
             ) from error
+
+
+def _live(name: TableName) -> str:
+    return "coalesce(revision, 0) = 0" if name == "windows" else "true"
 
 
 def _within(reaches: Sequence[Reach]) -> str:

@@ -19,9 +19,10 @@ What is not whole is said in ``notes``: offsets that retention deleted or the si
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +35,9 @@ import pyarrow.compute as pc
 from driftline.errors import BadData, SettingsError
 from driftline.frames import NO_STEP, Frame
 from driftline.records import Framed, Record
-from driftline.storage.listing import read_files
 from driftline.storage.objects import address, connect, is_remote, parquet
 from driftline.storage.recorded.frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
+from driftline.storage.recorded.snapshot import Snapshot
 from driftline.storage.relations import source
 from driftline.storage.tables import TableName
 
@@ -88,12 +89,18 @@ class TableLog:
     Raises BadData if there are no tables, or if a file is missing or broken.
     """
 
-    def __init__(self, root: str | os.PathLike[str], runs: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        runs: Collection[str] = (),
+        snapshot: Snapshot | None = None,
+    ) -> None:
         self.root: Path | str = address(root) if is_remote(root) else Path(root)
         self.runs = sorted(runs)
         self.notes: list[str] = []
         """What is not as it was, a sentence each; grows while the log is read."""
-        self._files = read_files(root)
+        self.snapshot = snapshot or Snapshot(root)
+        self._files = self.snapshot.files
         self._names = Names()
         self._db = connect(root)
         self._db.execute("SET TimeZone = 'UTC'")
@@ -106,6 +113,10 @@ class TableLog:
 
     def close(self) -> None:
         self._db.close()
+
+    def reopened(self) -> Callable[[], TableLog]:
+        """Opens the same log of the same moment again, in another process too."""
+        return functools.partial(TableLog, self.root, self.runs, self.snapshot)
 
     def files(self, name: TableName) -> list[str]:
         return self._files[name]
@@ -134,6 +145,8 @@ class TableLog:
             if first is None:
                 continue
             start = self._start(uuid, partition, low, end, count)
+            end = self._covered(uuid, partition, end)
+            last = min(last, end - 1)
             part = Part(
                 *(uuid, partition, start, end, max(first, start), last),
                 *(int(samples), first_us, last_us, start == 0),
@@ -225,6 +238,18 @@ class TableLog:
                 "replay begins there without what was known, so results differ until windows are full"
             )
         return start
+
+    def _covered(self, uuid: str, partition: int, end: int) -> int:
+        """Behind the last offset of which all is there: a sink commits ``log`` before ``samples``."""
+        reached = self.snapshot.reached(uuid, partition)
+        if reached is None or reached >= end - 1:
+            return end
+        waiting = self.rows(
+            """SELECT min("offset") FROM log WHERE topic_uuid = ? AND "partition" = ? AND "offset" > ?
+                AND kind = 'frame' AND outcome = 'stored' AND samples > 0""",
+            *(uuid, partition, reached),
+        )[0][0]
+        return end if waiting is None else int(waiting)
 
     def _before(self, part: Part, start: int) -> list[Record | Framed]:
         found = self.rows(

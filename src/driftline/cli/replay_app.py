@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -12,19 +15,23 @@ from driftline.cli.options import LogLevel, Root, settings_of
 from driftline.cli.outcome import Level, finish, set_up_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from driftline.config import PipelineConfig
     from driftline.connection import KafkaSettings
+    from driftline.replay.checkpoint import Folder
     from driftline.replay.kafka_log import KafkaLog
     from driftline.replay.labels import Labels
     from driftline.replay.proof import Window
     from driftline.settings import Settings
+    from driftline.storage.recorded.compare import Stored
     from driftline.storage.recorded.source import Part, TableLog
 
     Log = TableLog | KafkaLog
     Reaches = Callable[[Part], tuple[int, int]]
 
+WAIT_S = 10.0
+"""How long a table that ends before the others is waited for, where something still writes."""
 Runs = Annotated[list[str] | None, typer.Argument(help="Run ids or names. Default: all.", show_default=False)]
 From = Annotated[
     str | None,
@@ -72,6 +79,11 @@ def replay(
     outputs: Annotated[
         bool, typer.Option("--outputs", help="With --to-prefix: also what the pipeline says of it.")
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the progress of a proof: the same command goes on from there."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Partitions of the tables proven at once.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="With --config: a line per difference.")] = False,
     log_level: LogLevel = Level.WARNING,
@@ -95,6 +107,8 @@ def replay(
                 "--dry-run": dry_run and not repair,
                 "--bootstrap": bootstrap is not None and to_prefix is None,
                 "--outputs": outputs and to_prefix is None,
+                "--resume": resume is not None,
+                "--jobs": jobs > 1,
                 "--csv": as_csv,
                 "--json": as_json and to_prefix is not None,
             },
@@ -115,10 +129,15 @@ def replay(
             return _what_if(where, chosen, what_if, as_json=as_json)
         if to_prefix is not None:
             return _into_topics(TableLog(where, chosen), settings.kafka, to_prefix, speed, outputs)
+        for option, given in (("--resume", resume is not None), ("--jobs", jobs > 1)):
+            if given and config is not None:
+                raise SettingsError("", None, f"{option} belongs to a proof: leave --config out")
         log = _log(settings, chosen, kafka=bootstrap is not None)
         window = within(log, bounds(begin, end))
         if config is None:
-            return _prove(where, log, chosen, window, as_json=as_json)
+            told = _told(settings, log, chosen, begin, end)
+            with _folder(resume, told) as folder:
+                return _prove(where, log, chosen, window, jobs, folder, as_json=as_json)
         judged_by = None if labels is None else _labels(where, labels)
         form = "json" if as_json else "csv" if as_csv else "table"
         return _backtest(log, settings.pipeline, chosen, window, judged_by, form)
@@ -165,16 +184,93 @@ def _into_topics(log: TableLog, live: KafkaSettings, prefix: str, speed: str, ou
     return 0
 
 
-def _prove(where: str, log: Log, runs: list[str], window: Reaches, *, as_json: bool) -> int:
+def _told(
+    settings: Settings, log: Log, runs: list[str], begin: str | None, end: str | None
+) -> dict[str, str | list[str] | None]:
+    """What is replayed, and by what: kept progress is of this only."""
+    from importlib.metadata import version
+
+    from driftline import config as configuration
+    from driftline.storage.recorded.source import TableLog
+
+    tables = isinstance(log, TableLog)
+    return {
+        "driftline": version("driftline"),
+        "root": str(Path(settings.storage.root).absolute()),
+        "log": "tables" if tables else f"{settings.kafka.prefix}telemetry on {settings.kafka.bootstrap}",
+        "runs": runs,
+        "from": begin,
+        "to": end,
+        "extensions": configuration.digest(configuration.encode(settings.pipeline)),
+    }
+
+
+@contextlib.contextmanager
+def _folder(path: Path | None, told: dict[str, str | list[str] | None]) -> Iterator[Folder | None]:
+    """Where progress is kept; says how to go on when it is interrupted."""
+    if path is None:
+        yield None
+        return
+    from driftline.replay.checkpoint import Folder
+
+    with Folder.held(path, told) as folder:
+        if folder.begun:
+            print(f"going on with the replay in {path}", file=sys.stderr)
+        try:
+            yield folder
+        except KeyboardInterrupt:
+            print(f"interrupted; the same command goes on: --resume {path}", file=sys.stderr)
+            raise
+
+
+def _prove(
+    where: str,
+    log: Log,
+    runs: list[str],
+    window: Reaches,
+    jobs: int,
+    folder: Folder | None,
+    *,
+    as_json: bool,
+) -> int:
     from driftline.cli import replay_view
+    from driftline.errors import SettingsError
     from driftline.replay.proof import prove
     from driftline.storage.recorded.compare import Stored
+    from driftline.storage.recorded.source import TableLog
 
+    tables = isinstance(log, TableLog)
+    if jobs > 1 and not tables:
+        raise SettingsError("--jobs", jobs, "partitions are read from Kafka one after another: leave it out")
+    stored = Stored(where, runs, log.snapshot if isinstance(log, TableLog) else None)
     with replay_view.progress(log.parts()) as tell:
-        proof = prove(log, Stored(where, runs), runs=runs, window=window, tell=tell)
+        proof = prove(
+            *(log, stored),
+            runs=runs,
+            window=window,
+            tell=tell,
+            jobs=jobs,
+            folder=folder,
+            newer=_Newer(),
+        )
         seconds = tell.seconds()
     replay_view.show_proof(proof, seconds, as_json=as_json)
     return 0 if proof.identical else 1
+
+
+class _Newer:
+    """The tables after the next commit, if one comes within a while."""
+
+    def __init__(self) -> None:
+        self._deadline_s: float | None = None
+
+    def __call__(self, stored: Stored) -> Stored | None:
+        self._deadline_s = self._deadline_s or time.monotonic() + WAIT_S
+        while stored.snapshot.is_newest():
+            if time.monotonic() > self._deadline_s:
+                return None
+            time.sleep(0.2)
+        return stored.anew() if time.monotonic() <= self._deadline_s else None
 
 
 def _backtest(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from driftline.events import number
 from driftline.replay.proof import Compared, Proof
-from driftline.storage.recorded.compare import Difference
+from driftline.storage.recorded.compare import Counts, Difference
 from driftline.storage.recorded.source import Part
 from driftline.visible import visible
 
@@ -70,6 +70,10 @@ def show_proof(proof: Proof, seconds: float, *, as_json: bool) -> None:
     console.print(_compared(proof.compared))
     for one in proof.differences:
         console.print(Text(difference(one)))
+    for name, counts in proof.differing.items():
+        shown = sum(one.table == name for one in proof.differences)
+        if (more := sum(counts) - shown) > 0:
+            console.print(Text(f"  and {more:,} more rows of {name} ({counted(counts)} in all)"))
     for note in proof.notes:
         console.print(Text(f"note: {note}"))
     console.print(Text(speed(proof.samples, proof.records, proof.log_us, seconds)))
@@ -107,6 +111,11 @@ def verdict(proof: Proof) -> str:
     if proof.unanswered:
         said.append(f"{proof.unanswered} evaluations were asked for and have no result in the tables.")
     return " ".join(said)
+
+
+def counted(counts: Counts) -> str:
+    """How many rows differ, by how."""
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts._asdict().items())
 
 
 def difference(one: Difference) -> str:
@@ -155,6 +164,8 @@ def proof_json(proof: Proof, seconds: float) -> dict[str, Any]:
             for one in proof.compared
         ],
         "differences": [plain(one._asdict()) for one in proof.differences],
+        "differing": {name: counts._asdict() for name, counts in proof.differing.items()},
+        "covered": [one._asdict() for one in proof.covered],
         "notes": proof.notes,
         "beyond": proof.beyond,
         "unanswered": proof.unanswered,

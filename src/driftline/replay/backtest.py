@@ -16,8 +16,10 @@ from driftline import events, frames
 from driftline.config import PipelineConfig
 from driftline.records import Framed, Output
 from driftline.replay import episodes, labels
+from driftline.replay.outputs import Outputs
 from driftline.replay.player import Player, Source, samples_in
-from driftline.replay.proof import Outputs, Tell, compared_columns, log_us
+from driftline.replay.playing import Tell
+from driftline.replay.proof import compared_columns, log_us
 from driftline.storage.recorded.compare import OUTPUTS, Reach, WindowCounts, window_counts
 from driftline.storage.recorded.source import Item, Part
 

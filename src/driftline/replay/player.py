@@ -39,17 +39,28 @@ class Source(Protocol):
 
 
 class Player:
-    """The pipeline over one partition; ``configurations`` are those of its log, in order."""
+    """The pipeline over one partition; ``configurations`` are those of its log, in order.
+
+    ``state``: what :meth:`dump` gave, to go on from there. Raises BadData if it cannot be read.
+    """
 
     def __init__(
-        self, part: Part, configurations: Sequence[Record], other: PipelineConfig | None = None
+        self,
+        part: Part,
+        configurations: Sequence[Record],
+        other: PipelineConfig | None = None,
+        *,
+        state: bytes | None = None,
     ) -> None:
         self.part = part
-        self.samples = self.records = 0
+        self.records = 0
         self.notes: list[str] = []
         self._core = Pipeline()
         self.state = self._core.fresh(part.topic_uuid, part.partition)
         self._other = None if other is None else configuration.encode(other)
+        if state is not None:
+            self.state = self._core.load(state)
+            return
         opening = _opening(part, configurations)
         if opening is not None:
             self._core.prime(self.state, self._exchanged(opening))
@@ -69,6 +80,10 @@ class Player:
                 batch = [self._exchanged(r) if _configures(r) else r for r in batch]
             outputs += self._core.step(self.state, batch)
         return outputs
+
+    def dump(self) -> bytes:
+        """The state of the pipeline."""
+        return self._core.dump(self.state)
 
     def over(self) -> bool:
         """Whether no run is live: ticks change nothing then."""

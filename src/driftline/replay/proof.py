@@ -10,32 +10,29 @@ partition the place of a row among the outputs of its record is not compared, si
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from driftline import events
-from driftline.records import Output, Record
+from driftline.replay.checkpoint import Folder, Progress
 from driftline.replay.digest import Digest, Digests
-from driftline.replay.player import Player, Source, samples_in
-from driftline.storage.recorded.compare import OUTPUTS, Difference, OutputTable, Reach, Stored
+from driftline.replay.outputs import Outputs
+from driftline.replay.player import Source
+from driftline.replay.playing import Keep, Task, Tell, play_all
+from driftline.storage.recorded.compare import OUTPUTS, Counts, Difference, OutputTable, Reach, Stored
 from driftline.storage.recorded.source import Part
-from driftline.storage.rows import Rows
-from driftline.storage.rows import Source as TopicSource
-from driftline.storage.tables import TABLES, TableName
+from driftline.storage.tables import TABLES
 
-TAKE_ROWS = 50_000
-"""Rows that are collected before they become a table."""
 FIRST = 5
 """Differences that are shown of a table."""
-Tell = Callable[[int, int], None]
-"""Called with the samples of a stretch, and the microseconds of log time that were passed so far."""
 _REQUESTS = pa.schema(
     [
         ("run", pa.utf8()),
@@ -59,72 +56,6 @@ class Window(NamedTuple):
     unit: Literal["offset", "time_us"] = "offset"
 
 
-class Outputs:
-    """Collects what the pipeline puts out: rows like those of the tables, in a file for each table."""
-
-    def __init__(self, folder: Path, runs: Sequence[str], columns: dict[OutputTable, list[str]]) -> None:
-        self._runs = frozenset(runs)
-        self._rows = Rows()
-        self._folder = folder
-        self._writers: dict[OutputTable, pq.ParquetWriter] = {}
-        self._count = 0
-        self.digests = {name: Digests("run", columns[name]) for name in OUTPUTS}
-        self.short = {name: Digests("run", _without_later(name, columns[name])) for name in OUTPUTS}
-        self.requests: list[events.EvalRequested] = []
-        self.earlier: list[events.EvalRequested] = []
-        """Of before the reach: some are answered in it."""
-        self.beyond = 0
-
-    def add(self, outputs: Sequence[Output], reach: Reach, cut: int) -> None:
-        """Takes outputs whose cause lies in ``reach``; those behind ``cut`` are only counted."""
-        for output in outputs:
-            if self._runs and output.run not in self._runs:
-                continue
-            if output.id.offset >= reach.end or output.topic == "dead-letter":
-                continue
-            if output.topic == "evals":
-                event = events.decode(output.value)
-                assert isinstance(event, events.EvalRequested)
-                (self.requests if output.id.offset >= reach.start else self.earlier).append(event)
-            elif output.id.offset < reach.start:
-                continue
-            elif output.id.offset > cut:
-                self.beyond += 1
-            else:
-                self._count += 1
-                place = Record(reach.partition, self._count, 0, output.value)
-                bad = self._rows.add(TopicSource(output.topic, reach.topic_uuid), place)
-                assert bad is None, bad
-        if self._rows.waiting >= TAKE_ROWS:
-            self._take()
-
-    def finish(self) -> None:
-        self._take()
-        for writer in self._writers.values():
-            writer.close()
-
-    def file(self, name: OutputTable) -> Path:
-        """A Parquet file of the rows."""
-        path = self._folder / f"{name}.parquet"
-        if not path.exists():
-            pq.write_table(_bare(name).empty_table(), path)
-        return path
-
-    def _take(self) -> None:
-        taken = self._rows.take()
-        for name in OUTPUTS:
-            if name not in taken:
-                continue
-            table = taken[name].cast(_bare(name))
-            self.digests[name].add(table)
-            self.short[name].add(table)
-            if name not in self._writers:
-                self._writers[name] = pq.ParquetWriter(
-                    self._folder / f"{name}.parquet", table.schema, compression="lz4"
-                )
-            self._writers[name].write_table(table)
-
-
 @dataclass
 class Compared:
     """One table, all runs together or one run."""
@@ -135,6 +66,17 @@ class Compared:
     replayed: Digest
     identical: bool
     note: str = ""
+
+
+class Covered(NamedTuple):
+    """The results of which records were compared: those of offsets [start, end). ``log_end``: behind the last
+    record of the partition; what is stored of later records is not looked at."""
+
+    topic_uuid: str
+    partition: int
+    start: int
+    end: int
+    log_end: int
 
 
 @dataclass
@@ -149,8 +91,17 @@ class Proof:
     beyond: int = 0
     unanswered: int = 0
     """Evaluations that were asked for and have no answer in the tables."""
+    covered: list[Covered] = field(default_factory=list)
+    differing: dict[str, Counts] = field(default_factory=dict)
+    """Of each table that differs, how many rows: ``differences`` are the first of them."""
     log_us: int = 0
     """Time that passed while the log was recorded: of all partitions, from the first to the last record."""
+
+    def forget(self, table: str) -> None:
+        """Takes back what was said of a table."""
+        self.compared = [one for one in self.compared if one.table != table]
+        self.differences = [one for one in self.differences if one.table != table]
+        self.differing.pop(table, None)
 
     @property
     def identical(self) -> bool:
@@ -164,54 +115,93 @@ def prove(
     runs: Sequence[str] = (),
     window: Callable[[Part], tuple[int, int]] | None = None,
     tell: Tell = lambda samples, log_us: None,
+    jobs: int = 1,
+    folder: Folder | None = None,
+    keep: Keep | None = None,
+    newer: Callable[[Stored], Stored | None] = lambda stored: None,
 ) -> Proof:
-    """``window``: of a partition, the offsets whose outputs are looked at. Raises BadData, Unavailable."""
-    proof = Proof()
+    """Replays what the source has and compares it with what is stored. Raises BadData, Unavailable.
+
+    Args:
+        window: of a partition, the offsets whose outputs are looked at.
+        jobs: how many partitions are played at once.
+        folder: keeps progress, every so often (``keep``); it is emptied in the end.
+        newer: gives the tables as they are a moment later, for a sink that is between two commits; None when
+            they stay as they are.
+    """
     columns = {name: compared_columns(name, bool(runs)) for name in OUTPUTS}
-    looked_at: list[Reach] = []
-    reaches: list[Reach] = []
-    with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
-        outputs = Outputs(Path(folder), runs, columns)
-        parts = source.parts()
-        for part in parts:
-            start, end = (part.start, part.end) if window is None else window(part)
-            reach = Reach(part.topic_uuid, part.partition, start, end)
-            cut = stored.reached(part.topic_uuid, part.partition)
-            looked_at.append(reach)
-            reaches.append(reach._replace(end=min(end, max(start, cut + 1))))
-            player = Player(part, source.configurations(part))
-            play(source, player, end, tell, functools.partial(outputs.add, reach=reach, cut=cut))
-            proof.samples += player.samples
-            proof.records += player.records
-            proof.notes += player.told()
-        outputs.finish()
-        proof.log_us = log_us(parts)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            keep = None
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="driftline-replay-")))
+        else:
+            keep, place = keep or Keep(), folder.path
+        tasks = _tasks(source, stored, window, folder)
+        played = play_all(source, tasks, place, runs=runs, columns=columns, keep=keep, jobs=jobs, tell=tell)
+        proof = _proof(source, tasks, played)
+        outputs = Outputs(place, runs, columns)
+        for one in played:
+            outputs.take_up(one.collected)
         proof.beyond = outputs.beyond
-        proof.notes = [*source.notes, *proof.notes]
+        reaches = [task.reach._replace(end=covered(task)) for task in tasks]
         for name in OUTPUTS:
             _compare(proof, name, stored, outputs, reaches, columns[name])
-        _compare_requests(proof, stored.requests(looked_at), outputs)
-        _behind(proof, stored, reaches)
+        while (behind := _behind(proof, stored, reaches)) and (then := newer(stored)) is not None:
+            stored = then
+            for name in {name for name, *_ in behind}:
+                proof.forget(name)
+                _compare(proof, name, stored, outputs, reaches, columns[name])
+        proof.notes += [text for *_, text in behind]
+        _compare_requests(proof, stored.requests([task.reach for task in tasks]), outputs)
+    if folder is not None:
+        folder.finished()
     return proof
 
 
-def play(
+def covered(task: Task) -> int:
+    """Behind the last offset whose results are compared: what the tables have of any of them."""
+    return min(task.reach.end, max(task.reach.start, task.cut + 1))
+
+
+def _tasks(
     source: Source,
-    player: Player,
-    end: int,
-    tell: Tell,
-    take: Callable[[Sequence[Output]], None],
-) -> None:
-    """One partition through the pipeline; ends early when its chosen runs are over."""
-    part = player.part
-    for item in source.stretches(part, None, end):
-        take(player.play(item))
-        some = samples_in(item)
-        player.samples += some
-        if isinstance(item, list) and item:
-            tell(some, max(0, item[-1].time_ms * 1000 - part.first_us))
-            if item[-1].offset > part.last and player.over():
-                break
+    stored: Stored,
+    window: Callable[[Part], tuple[int, int]] | None,
+    folder: Folder | None,
+) -> list[Task]:
+    """The partitions, and what of them is looked at; those of when the replay began, if it did before."""
+    plan = folder.plan() if folder is not None else None
+    parts = source.parts()
+    if plan is not None:
+        starts = {(part.topic_uuid, part.partition): part.start for part in parts}
+        before = msgspec.convert(plan, list[Task])
+        return [
+            task._replace(oldest=starts.get((task.part.topic_uuid, task.part.partition), task.part.end))
+            for task in before
+        ]
+    tasks = []
+    for number, part in enumerate(parts):
+        start, end = (part.start, part.end) if window is None else window(part)
+        cut = stored.reached(part.topic_uuid, part.partition)
+        tasks.append(Task(number, part, Reach(part.topic_uuid, part.partition, start, end), cut))
+    if folder is not None:
+        folder.set_plan(msgspec.to_builtins(tasks))
+    return tasks
+
+
+def _proof(source: Source, tasks: Sequence[Task], played: Sequence[Progress]) -> Proof:
+    """What was played, before anything is compared."""
+    notes = [note for one in played for note in one.notes]
+    return Proof(
+        notes=list(dict.fromkeys([*source.notes, *notes])),
+        samples=sum(one.samples for one in played),
+        records=sum(one.records for one in played),
+        log_us=log_us([task.part for task in tasks]),
+        covered=[
+            Covered(task.part.topic_uuid, task.part.partition, task.reach.start, covered(task), task.part.end)
+            for task in tasks
+        ],
+    )
 
 
 def log_us(parts: Sequence[Part]) -> int:
@@ -230,36 +220,61 @@ def _compare(
     columns: list[str],
 ) -> None:
     have = Digests("run", columns)
-    short = Digests("run", _without_later(name, columns))
     for batch in stored.batches(name, reaches):
         have.add(batch)
-        short.add(batch)
-    differs = False
-    for run in sorted(have.of.keys() | outputs.digests[name].of.keys()):
-        one, other = have.of.get(run, Digest()), outputs.digests[name].of.get(run, Digest())
-        compared = Compared(name, run, one, other, one == other)
-        if not compared.identical and short.of.get(run) == outputs.short[name].of.get(run):
-            compared.identical = True
-            lacking = ", ".join(column for column in columns if column in LATER[name])
-            compared.note = f"but for {lacking}, which an earlier version did not store"
-        differs = differs or not compared.identical
+    made = outputs.digests[name].of
+    runs = sorted(have.of.keys() | made.keys())
+    found = [(run, have.of.get(run, Digest()), made.get(run, Digest())) for run in runs]
+    differ = [run for run, one, other in found if one != other]
+    lacking = _but_for_later(name, stored, outputs, reaches, columns) if differ else frozenset()
+    for run, one, other in found:
+        compared = Compared(name, run, one, other, one == other or run in lacking)
+        if one != other and run in lacking:
+            later = ", ".join(column for column in columns if column in LATER[name])
+            compared.note = f"but for {later}, which an earlier version did not store"
         proof.compared.append(compared)
-    if differs:
-        proof.differences += stored.differences(name, outputs.file(name), reaches, first=FIRST)
+    if not lacking.issuperset(differ):
+        differences = stored.differences(name, outputs.files(name), reaches, first=FIRST)
+        proof.differences += differences.first
+        proof.differing[name] = differences.counts
 
 
-def _behind(proof: Proof, stored: Stored, reaches: Sequence[Reach]) -> None:
-    """Says where a table only lacks its end: a sink commits one table after another."""
+def _but_for_later(
+    name: OutputTable,
+    stored: Stored,
+    outputs: Outputs,
+    reaches: Sequence[Reach],
+    columns: list[str],
+) -> frozenset[str]:
+    """Runs whose rows are equal but for columns that earlier versions did not store."""
+    if not LATER[name]:
+        return frozenset()
+    plain = [column for column in columns if column not in LATER[name]]
+    have, made = Digests("run", plain), Digests("run", plain)
+    for batch in stored.batches(name, reaches):
+        have.add(batch)
+    for file in outputs.files(name):
+        with pq.ParquetFile(file) as rows:
+            for batch in rows.iter_batches():
+                made.add(batch)
+    return frozenset(run for run, digest in made.of.items() if have.of.get(run) == digest)
+
+
+def _behind(proof: Proof, stored: Stored, reaches: Sequence[Reach]) -> list[tuple[OutputTable, str]]:
+    """Tables that only lack their end, and a sentence for each: a sink commits one after another."""
+    found: list[tuple[OutputTable, str]] = []
     for name in OUTPUTS:
         mine = [one for one in proof.differences if one.table == name]
-        for reach in reaches:
+        for reach in reaches if mine else ():
             top = stored.reached(reach.topic_uuid, reach.partition, [name])
-            missing = mine and all(one.what == "only replayed" and one.offset > top for one in mine)
+            missing = all(one.what == "only replayed" and one.offset > top for one in mine)
             if missing and top < reach.end - 1:
-                proof.notes.append(
+                text = (
                     f"partition {reach.partition}: {name} ends with offset {top}, other tables go to "
                     f"{reach.end - 1}: if a sink writes now, start the replay again; else rows are lost"
                 )
+                found.append((name, text))
+    return found
 
 
 def _compare_requests(proof: Proof, stored: pa.Table, outputs: Outputs) -> None:
@@ -302,14 +317,6 @@ LATER: dict[OutputTable, frozenset[str]] = {
 """Columns that earlier versions did not store."""
 
 
-def _without_later(name: OutputTable, columns: Sequence[str]) -> list[str]:
-    return [column for column in columns if column not in LATER[name]]
-
-
 def compared_columns(name: OutputTable, some_runs: bool) -> list[str]:
     left_out = {"ordinal", "id"} if some_runs else set()
     return [column.name for column in TABLES[name].columns if column.name not in left_out]
-
-
-def _bare(name: TableName) -> pa.Schema:
-    return pa.schema([pa.field(c.name, c.type) for c in TABLES[name].columns])

@@ -24,8 +24,10 @@ from driftline import events
 from driftline.errors import BadData
 from driftline.records import Framed, Output, Record
 from driftline.replay.episodes import AlertDiff, Episode, Episodes, compare
+from driftline.replay.outputs import Outputs
 from driftline.replay.player import Player, Source
-from driftline.replay.proof import Outputs, Tell, compared_columns
+from driftline.replay.playing import Tell
+from driftline.replay.proof import compared_columns
 from driftline.storage.recorded.compare import OUTPUTS, Reach
 from driftline.storage.recorded.source import Hole
 from driftline.storage.recorded.window_repair import Change, WindowRepair
