@@ -191,12 +191,13 @@ def _told(
     from importlib.metadata import version
 
     from driftline import config as configuration
+    from driftline.storage.objects import is_remote, place
     from driftline.storage.recorded.source import TableLog
 
-    tables = isinstance(log, TableLog)
+    where, tables = settings.storage.root, isinstance(log, TableLog)
     return {
         "driftline": version("driftline"),
-        "root": str(Path(settings.storage.root).absolute()),
+        "root": str(place(where) if is_remote(where) else Path(where).absolute()),
         "log": "tables" if tables else f"{settings.kafka.prefix}telemetry on {settings.kafka.bootstrap}",
         "runs": runs,
         "from": begin,
@@ -266,11 +267,11 @@ class _Newer:
 
     def __call__(self, stored: Stored) -> Stored | None:
         self._deadline_s = self._deadline_s or time.monotonic() + WAIT_S
-        while stored.snapshot.is_newest():
-            if time.monotonic() > self._deadline_s:
-                return None
+        while time.monotonic() < self._deadline_s:
             time.sleep(0.2)
-        return stored.anew() if time.monotonic() <= self._deadline_s else None
+            if not stored.snapshot.is_newest():
+                return stored.anew()
+        return None
 
 
 def _backtest(

@@ -60,6 +60,7 @@ _FORMATS = {
 _LISTS = {5: "<f", 6: "<d"}
 """Fields of a tensor that hold packed elements of a fixed size; the others are varints."""
 _VARINTS = (7, 10, 11, 16, 17)
+_UNSIGNED = (16, 17)
 
 
 def masked_crc(data: bytes | memoryview) -> int:
@@ -310,7 +311,8 @@ def _scalar(data: bytes) -> float | str:
             raw = value if isinstance(value, bytes) else b""
             held += [float(one) for (one,) in struct.iter_unpack(form, raw)]
         elif number in _VARINTS:
-            held += [float(signed(one)) for one in ([value] if isinstance(value, int) else varints(value))]
+            whole = [value] if isinstance(value, int) else list(varints(value))
+            held += [float(one if number in _UNSIGNED else signed(one)) for one in whole]
         elif number == 13:  # bits of half and bfloat16
             bits = [value] if isinstance(value, int) else list(varints(value))
             content = b"".join(struct.pack("<H", one) for one in bits)
