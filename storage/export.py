@@ -1,6 +1,8 @@
 """Answers of the tables as files: Parquet, CSV, Arrow. Streams, so an answer may be larger than memory.
 
-The file is written beside its place and renamed when it is whole; what was there before stays until then.
+The file is written beside its place and renamed when it is whole; what was there before stays until then. A
+link is followed; what is no regular file (a device, a pipe, a folder) is refused. ``-`` is standard output,
+which gets the answer as it comes.
 Values come bit for bit in all three. In CSV a null is an empty field and an empty text is ``""``, NaN and
 infinities are
 ``nan``, ``inf`` and ``-inf``, times are ISO 8601 in UTC with microseconds (``2026-01-31T12:00:00.000000Z``),
@@ -12,19 +14,21 @@ NaN out.
 from __future__ import annotations
 
 import contextlib
+import io
+import itertools
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from driftline.errors import SettingsError, Unavailable
+from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.events import number
 from driftline.storage.open import Catalog
 from driftline.storage.relations import identifier, text
@@ -37,6 +41,7 @@ ENDINGS: dict[str, Kind] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+STDOUT = Path("-")
 BATCH_ROWS = 65_536
 MEMORY = "2GB"
 """What DuckDB may take for sorting; beyond it goes to disk, beside the file that is written."""
@@ -58,11 +63,12 @@ class _Writer(Protocol):
 
 
 def kind_of(path: Path, said: str | None) -> Kind:
-    """The format of a file, by ``said`` or its ending. Raises SettingsError."""
+    """The format of a file, by ``said`` or its ending; of standard output CSV if nothing is said. Raises
+    SettingsError."""
     found = next((kind for kind in ENDINGS.values() if kind == said), None)
     if said is not None and found is None:
         raise SettingsError("--format", said, "parquet, csv or arrow")
-    found = found or ENDINGS.get(path.suffix.lower())
+    found = found or ("csv" if path == STDOUT else ENDINGS.get(path.suffix.lower()))
     if found is None:
         raise SettingsError("FILE", str(path), f"end it in {', '.join(ENDINGS)}, or say --format")
     return found
@@ -89,42 +95,75 @@ def export(root: str, sql: str, path: Path, kind: Kind, *, told: Callable[[int],
         SettingsError: the file would lie among the tables.
         Unavailable: it cannot be written.
     """
-    path = path.absolute()
-    if Path(root).resolve() in path.resolve().parents:
+    path = path.absolute().resolve()
+    if Path(root).resolve() in path.parents:
         raise SettingsError("FILE", str(path), "the tables are there: write it somewhere else")
+    if path.exists() and not path.is_file():
+        raise SettingsError(
+            "FILE", str(path), "it is there and no file: name another (- for standard output)"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            Catalog(root) as catalog,
-            tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as beside,
-        ):
-            catalog.connection.execute(f"SET temp_directory = {text(beside)}")
-            catalog.connection.execute(f"SET memory_limit = '{MEMORY}'")
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as beside:
             unfinished = Path(beside) / "file"
-            rows = 0
-            with contextlib.closing(catalog.stream(sql, BATCH_ROWS)) as batches:
-                for count in _written(batches, unfinished, kind):
-                    rows += count
-                    if told is not None:
-                        told(rows)
+            with open(unfinished, "xb") as file:
+                rows = _rows(root, sql, file, kind, beside, told)
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(unfinished, path)
             return rows
     except OSError as error:
         raise Unavailable(f"{path} cannot be written: {error}") from error
 
 
-def _written(batches: Iterator[pa.RecordBatch], path: Path, kind: Kind) -> Iterator[int]:
+def export_to(
+    root: str, sql: str, file: BinaryIO, kind: Kind, *, told: Callable[[int], None] | None = None
+) -> int:
+    """The same into an open file, such as standard output, as it comes. Raises BadData, BrokenPipeError."""
+    with tempfile.TemporaryDirectory(prefix="driftline-export-") as beside:
+        rows = _rows(root, sql, file, kind, beside, told)
+        file.flush()
+        return rows
+
+
+def _rows(
+    root: str, sql: str, file: BinaryIO, kind: Kind, beside: str, told: Callable[[int], None] | None
+) -> int:
+    rows = 0
+    with Catalog(root) as catalog:
+        catalog.bound(MEMORY, beside)
+        with contextlib.closing(catalog.stream(sql, BATCH_ROWS)) as batches:
+            for count in _written(batches, file, kind):
+                rows += count
+                if told is not None:
+                    told(rows)
+    return rows
+
+
+def _written(batches: Iterator[pa.RecordBatch], file: BinaryIO, kind: Kind) -> Iterator[int]:
     first = next(batches)
     shape = _plain if kind == "csv" else _as_it_is
-    with open(path, "xb") as file, contextlib.closing(_opened(shape(first).schema, file, kind)) as writer:
-        yield first.num_rows
-        writer.write_batch(shape(first))
-        for batch in batches:
-            writer.write_batch(shape(batch))
-            yield batch.num_rows
-        writer.close()
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with contextlib.closing(_opened(shape(first).schema, _Kept(file), kind)) as writer:
+            for batch in itertools.chain([first], batches):
+                writer.write_batch(shape(batch))
+                yield batch.num_rows
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        columns = ", ".join(f"{field.name} {field.type}" for field in first.schema)
+        raise BadData(f"{kind} cannot hold this answer ({columns}): cast it to VARCHAR ({error})") from error
+
+
+class _Kept(io.RawIOBase):
+    """A file that the writers do not close."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return self._file.write(data)
 
 
 def _opened(schema: pa.Schema, file: Any, kind: Kind) -> _Writer:
@@ -157,7 +196,8 @@ def _plain_column(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_timestamp(kind):
         ending = "Z" if kind.tz else ""
-        return pc.strftime(column.cast(pa.timestamp("us", kind.tz and "UTC")), f"%Y-%m-%dT%H:%M:%S{ending}")
+        unit = "ns" if kind.unit == "ns" else "us"
+        return pc.strftime(column.cast(pa.timestamp(unit, kind.tz and "UTC")), f"%Y-%m-%dT%H:%M:%S{ending}")
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.utf8())
     if pa.types.is_nested(kind):

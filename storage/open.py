@@ -22,6 +22,7 @@ from driftline.storage import catalog
 from driftline.storage.answers import rows_of
 from driftline.storage.listing import newest_commits, read_files
 from driftline.storage.objects import address, connect, is_remote
+from driftline.storage.relations import text
 from driftline.storage.tables import TABLES, TableName
 from driftline.storage.views import VIEWS, mentioned
 from driftline.storage.views.view import View
@@ -100,6 +101,11 @@ class Catalog:
             yield batch
         if empty:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
+
+    def bound(self, memory: str, folder: str) -> None:
+        """What goes beyond ``memory`` ("2GB") while rows are sorted goes to disk, into ``folder``."""
+        self._db.execute(f"SET temp_directory = {text(folder)}")
+        self._db.execute(f"SET memory_limit = {text(memory)}")
 
     def close(self) -> None:
         self._db.close()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import stat
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from driftline import events, frames
+from driftline.cli.app import app
 from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.importing import detect
 from driftline.importing.load import Loading, before
@@ -166,3 +172,51 @@ def test_the_format_is_told_by_the_ending_or_said() -> None:
     for path, said in (("a.txt", None), ("a.csv", "xlsx")):
         with pytest.raises(SettingsError):
             export.kind_of(Path(path), said)
+
+
+def test_a_link_is_followed_and_no_device_pipe_or_folder_is_taken_for_a_file(
+    root: Path, tmp_path: Path
+) -> None:
+    real = tmp_path / "elsewhere" / "out.csv"
+    real.parent.mkdir()
+    real.write_text("before")
+    (tmp_path / "link.csv").symlink_to(real)
+    export.export(str(root), "SELECT 1 AS a", tmp_path / "link.csv", "csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert real.read_text() == '"a"\n1\n'
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(SettingsError, match="no file"):
+            export.export(str(root), "SELECT 1 AS a", path, "csv")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_type_that_a_format_lacks_is_named_with_its_column(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with pytest.raises(BadData, match=r"gap .* cast it"):
+        export.export(str(root), "SELECT INTERVAL 1 DAY AS gap", path, "parquet")
+    assert not path.exists()
+    assert export.export(str(root), "SELECT INTERVAL 1 DAY AS gap", path, "arrow") == 1
+
+
+def test_standard_output_gets_the_answer_and_nothing_else(root: Path) -> None:
+    """As CSV unless said; a reader that has enough ends it without a word."""
+    command = ["export", "-", "--root", str(root), "--run", "r1", "--metric", NAMES[0]]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 1 + math.ceil(len(VALUES) / len(NAMES))
+    done = CliRunner().invoke(app, [*command, "--format", "arrow"])
+    table = pa.ipc.open_file(pa.py_buffer(done.stdout_bytes)).read_all()
+    assert table.num_rows == math.ceil(len(VALUES) / len(NAMES))
+    code = "from driftline.cli import main; main()"
+    many = ["export", "-", "--root", str(root), "--query", "FROM range(3000000)"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *many], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b'"range"\n'
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

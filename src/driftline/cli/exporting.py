@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,10 +31,23 @@ def run_export(
         raise SettingsError("--query", query, "it says all: leave out --view, --run and --metric")
     kind = export.kind_of(file, said)
     sql = export.question(view, runs, metrics) if query is None else query
+    if file == export.STDOUT:
+        return _to_stdout(root, sql, kind)
     with _counting() as told:
         rows = export.export(root, sql, file, kind, told=told)
     size = file.stat().st_size
     print(visible(f"{file}: {rows:,} rows, {size:,} bytes"))
+    return 0
+
+
+def _to_stdout(root: str, sql: str, kind: export.Kind) -> int:
+    """Writes the answer and nothing else; a reader that has enough ends it without a word."""
+    if kind != "csv" and sys.stdout.isatty():
+        raise SettingsError("FILE", "-", f"a terminal cannot show {kind}: send it into a file or a pipe")
+    try:
+        export.export_to(root, sql, sys.stdout.buffer, kind)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not flushed to it
     return 0
 
 

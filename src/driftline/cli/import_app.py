@@ -108,7 +108,10 @@ def import_command(
 
 
 def export_command(
-    file: Annotated[Path, typer.Argument(help="Ends in .parquet, .csv or .arrow.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(help="Ends in .parquet, .csv or .arrow; - is standard output.", show_default=False),
+    ],
     query: Annotated[
         str | None, typer.Option(help="SQL whose answer is written; without it, rows of --view.")
     ] = None,
