@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from driftline.storage.compaction.layout import ROW_GROUP, open_writer
+from driftline.storage.compaction import groups
+from driftline.storage.compaction.layout import grouped, open_writer
 from driftline.storage.compaction.plan import CUT_BYTES, CUT_ROWS, DAY_US
 from driftline.storage.tables import TableName
 
 _GROUP_BYTES = 64 * 1024 * 1024
-"""Of rows that wait for their row group to be full."""
+"""Of rows that wait for their row group to be full, in each period."""
+_FEW_PERIODS = 8
+"""With more, no period holds rows of a second row group back to see where their run ends."""
 
 
 class Merged:
@@ -38,7 +41,9 @@ class Merged:
         self.rows = 0
         self._cuts = cuts
         self._day_column = day_column
-        self._periods = [_Period(name, texts, new_file, stays=stays) for _ in range(len(cuts) + 1)]
+        few = len(cuts) < _FEW_PERIODS
+        ahead = groups.WHOLE_RUN if few and grouped(name, stays=stays) else groups.ROW_GROUP
+        self._periods = [_Period(name, texts, new_file, ahead, stays=stays) for _ in range(len(cuts) + 1)]
 
     def add(self, rows: pa.Table) -> None:
         """Appends rows. Raises OSError if the disk is full."""
@@ -67,31 +72,48 @@ class _Period:
     """The files between two cuts, one after the other."""
 
     def __init__(
-        self, name: TableName, texts: Mapping[str, pa.Array], new_file: Callable[[], Path], *, stays: bool
+        self,
+        name: TableName,
+        texts: Mapping[str, pa.Array],
+        new_file: Callable[[], Path],
+        ahead: int,
+        *,
+        stays: bool,
     ) -> None:
         self.files: list[Path] = []
         self._name = name
         self._texts = texts
         self._new_file = new_file
         self._stays = stays
+        self._ahead = ahead
+        self._grouped = grouped(name, stays=stays)
         self._waiting: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
         self._written = 0
 
     def add(self, rows: pa.Table) -> None:
         self._waiting.append(rows)
-        while sum(table.num_rows for table in self._waiting) >= ROW_GROUP:
-            whole = pa.concat_tables(self._waiting)
-            self._write(whole.slice(0, ROW_GROUP))
-            self._waiting = [whole.slice(ROW_GROUP)]
+        while sum(table.num_rows for table in self._waiting) >= self._ahead:
+            self._write_first(more=True)
         if sum(table.get_total_buffer_size() for table in self._waiting) >= _GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        whole = pa.concat_tables(self._waiting) if self._waiting else None
+        while any(table.num_rows for table in self._waiting):
+            self._write_first(more=False)
         self._waiting = []
-        if whole is not None and whole.num_rows:
-            self._write(whole)
+
+    def _write_first(self, *, more: bool) -> None:
+        """The first row group of the rows that wait; ``more``: others will follow them."""
+        whole = pa.concat_tables(self._waiting)
+        end = min(groups.ROW_GROUP, whole.num_rows)
+        if self._grouped:
+            near = whole.slice(0, self._ahead)
+            run, metric = (pc.fill_null(near.column(name), -1).to_numpy() for name in ("run", "metric"))
+            end = groups.first_end(run, metric, more=more or whole.num_rows > self._ahead)
+        self._waiting = [whole.slice(end)]
+        first = whole.slice(0, end).combine_chunks()
+        self._write(first.take(groups.inner_order(first)) if self._grouped else first)
 
     def _write(self, rows: pa.Table) -> None:
         """One row group."""

@@ -8,9 +8,9 @@ batch the rows up to it are taken together, sorted (they are runs already, so th
 The key packs the columns of the order; where they need more than 63 bits the last ones are cut, and rows
 that differ only there keep the order of the sources. None comes before any value.
 
-A source that is not sorted (delta-rs's own compaction joins sorted slices) is first cut into sorted pieces,
-beside the results and named like them, so that what a killed process leaves is removed like any unfinished
-file."""
+A source that is not sorted is first cut into sorted pieces, beside the results and named like them, so that
+what a killed process leaves is removed like any unfinished file. Of a file that was to stay it is known: it has
+an order of its own inside its row groups. delta-rs's own compaction joins sorted slices without a word."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from driftline.storage.compaction.layout import in_table_order
 from driftline.storage.compaction.merged import Merged
 from driftline.storage.compaction.plan import DAY_US, cuts
 from driftline.storage.relations import identifier, path
@@ -60,7 +61,9 @@ def merge(name: TableName, sources: Sequence[Path], new_file: NewFile, *, stays:
     (OSError, duckdb.Error, pa.ArrowException), whoever calls removes all that ``new_file`` gave.
     """
     known = _Known(name, sources)
-    given = list(sources)
+    given: list[Path] = []
+    for source in sources:
+        given += [source] if in_table_order(source) else _sorted_pieces(known, source, new_file)
     while True:
         output = Merged(name, known.texts_of_codes, known.cuts, DAY.get(name), new_file, stays=stays)
         try:
