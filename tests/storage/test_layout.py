@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from driftline.storage.compaction import groups
 from driftline.storage.tables import TABLES
@@ -154,3 +156,7 @@ def test_any_reader_of_parquet_understands_what_compaction_writes(
         if column.path_in_schema == "value":
             assert (column.physical_type, set(column.encodings)) == ("DOUBLE", {"PLAIN", "RLE"})
             assert not column.is_stats_set
+    asked = f'SELECT count(*), sum("offset"), min(partition) FROM {name}'
+    delta = QueryBuilder().register(name, DeltaTable(str(store.root / name))).execute(asked)
+    ((rows, offsets, partition),) = (tuple(row.values()) for row in pa.table(delta.read_all()).to_pylist())
+    assert store.ask(asked) == [(rows, offsets, partition)]
