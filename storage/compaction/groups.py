@@ -1,9 +1,10 @@
 """Row groups of ``samples`` in files that stay: where each ends, and in which order rows lie inside. Pure.
 
 Between row groups the table's order holds (run, metric, ...), so that a reader who asks for a metric skips
-all others. Inside one, rows lie as a process logged them (run, rank, time, place in the log): samples of one call
-then follow each other, and their times, steps and places in the log cost next to nothing. So that more calls
-lie together, a row group ends where a run does, or else a metric, rather than after a fixed number of rows."""
+all others. Inside one, rows lie as a process logged them (run, rank, time, place in the log): samples of one
+call then follow each other, and their times, steps and places in the log cost next to nothing. So that more
+calls lie together, a row group ends where a run does, or else a metric, rather than after a fixed number of
+rows."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from driftline.storage.tables import TABLES, TIME, Column, TableName, sorts_well
 
 _FRESH_ROW_GROUP = 256 * 1024
 _LEVEL, _FLOAT_LEVEL, _PASSING_LEVEL = 9, 13, 3
-"""zstd of files that stay, of their numbers, and of files that will be merged again. Values gain 3 % from 9 to 13
-and 1 % more at 15, all other columns together 1 %."""
+"""zstd of files that stay, of their floats, and of files that will be merged again. Values gain 3 % from 9 to
+13 and 1 % more at 15, all other columns together 1 %."""
 _INNER_KEY = b"driftline.row_group_order"
 _GROUPED: tuple[TableName, ...] = ("samples",)
 
@@ -31,8 +31,8 @@ Encoding = Literal["DELTA_BINARY_PACKED", "PLAIN"]
 def encoding(column: Column) -> Encoding | None:
     """How a column's numbers are written in files that stay; None: by a dictionary.
 
-    Counters, times and places in a frame have small differences in the order of the log; a dictionary of places is
-    as long as the longest frame.
+    Counters, times and places in a frame have small differences in the order of the log; a dictionary of
+    places would be as long as the longest frame.
     """
     if column.type.equals(TIME) or column.type.equals(pa.int64()) or column.name == "ordinal":
         return "DELTA_BINARY_PACKED"

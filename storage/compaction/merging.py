@@ -9,8 +9,8 @@ The key packs the columns of the order; where they need more than 63 bits the la
 that differ only there keep the order of the sources. None comes before any value.
 
 A source that is not sorted is first cut into sorted pieces, beside the results and named like them, so that
-what a killed process leaves is removed like any unfinished file. Of a file that was to stay it is known: it has
-an order of its own inside its row groups. delta-rs's own compaction joins sorted slices without a word."""
+what a killed process leaves is removed like any unfinished file. Of files that were to stay it is known: they
+have an order of their own inside row groups. delta-rs's own compaction joins sorted slices without a word."""
 
 from __future__ import annotations
 
