@@ -300,3 +300,25 @@ def test_labels_that_judge_nothing_are_said_with_an_exit_code_of_their_own(
     assert elsewhere.exit_code == 1
     assert "nothing is judged" in elsewhere.output
     assert "outside of what was replayed: run a, from_step 60" in elsewhere.output
+
+
+def test_equal_configurations_make_no_difference_and_one_without_suites_says_what_it_would_not_do(
+    log: Any, store: Any, tmp_path: Path
+) -> None:
+    one = log()
+    one.train("a", range(60))
+    one.end("a")
+    root = store(tmp_path / "one", one)
+    same = backtest(TableLog(root), config.PipelineConfig())
+    assert same.no_difference
+    suite = config.PipelineConfig(suites=[events.SuiteRef(name="sums", target="m:a")])
+    other = log("2" * 36, settings=suite)
+    other.train("b", range(60))
+    other.end("b")
+    (tmp_path / "other.yaml").write_text("")
+    arguments = ["replay", "--config", str(tmp_path / "other.yaml"), "--root"]
+    answer = CliRunner().invoke(app, [*arguments, str(root)])
+    assert (answer.exit_code, "No difference" in answer.output) == (0, True), answer.output
+    answer = CliRunner().invoke(app, [*arguments, str(store(tmp_path / "two", other))])
+    assert "names no suite" in answer.output
+    assert "No difference" not in answer.output

@@ -34,7 +34,7 @@ CURVE = known({100: 0.3, 200: 0.5, 300: 0.7, 400: 0.4, 500: 0.42, 600: 0.72})
 
 def test_a_rarer_schedule_costs_less_misses_the_best_and_sees_a_drop_later() -> None:
     (one,) = what_if.compare(picked(100, 200, 300, 400, 500, 600), picked(100, 500), CURVE, {}, {"a": 360.0})
-    assert (one.asked, one.would_ask, one.both) == (6, 2, 2)
+    assert (one.asked, one.answered, one.would_ask, one.both) == (6, 6, 2, 2)
     assert (one.seconds_each, one.seconds, one.would_seconds) == (6.0, 36.0, 12.0)
     (metric,) = one.metrics
     assert (metric.best_step, metric.would_best_step, metric.would_best) == (600, 500, 0.42)
@@ -61,7 +61,7 @@ def test_a_denser_schedule_says_what_it_would_cost_and_nothing_that_nobody_knows
     (one,) = what_if.compare(picked(100), picked(50, 100, 150), others, {}, {})
     assert (one.would_seconds, one.metrics) == (18.0, [])
     (one,) = what_if.compare(picked(100), picked(50), [], {}, {})
-    assert one.would_seconds is None
+    assert (one.would_seconds, one.answered) == (None, 0)
 
 
 @pytest.mark.parametrize("text", ["", "steps", "steps=0", "steps=x", "every=3", "epochs=nan", "seconds=-5"])
@@ -85,7 +85,6 @@ def test_the_log_says_what_would_have_been_asked_for(whole: tuple[Any, Path]) ->
     assert answer.exit_code == 0, answer.output
     (suite,) = json.loads(answer.stdout)["suites"]
     assert (suite["suite"], suite["would_ask"]) == ("sums", 3)
-    assert (
-        "with steps=50"
-        in CliRunner().invoke(app, ["replay", "--root", str(root), "--what-if", "steps=50"]).output
-    )
+    plain = CliRunner().invoke(app, ["replay", "--root", str(root), "--what-if", "steps=50"]).output
+    assert "with steps=50" in plain
+    assert "3 of those asked for have no result" in plain, "and nothing proves that they were asked for"

@@ -78,6 +78,8 @@ def _print(found: Backtest, seconds: float) -> None:
                 console.print(Text(visible(f"  {what}: {_incident(incident)}")))
             if len(some) > SHOWN:
                 console.print(Text(f"  and {len(some) - SHOWN} more: --json has all"))
+    if found.no_difference:
+        console.print("No difference: the other configuration says the same of this log.")
     for note in found.notes:
         console.print(Text(f"note: {note}"))
     console.print(Text(speed(found.samples, found.records, found.log_us, seconds)))
@@ -211,6 +213,7 @@ def as_json(found: Backtest, seconds: float) -> dict[str, Any]:
         },
         "missed": [one._asdict() for one in found.missed],
         "outside": [one._asdict() for one in found.outside],
+        "no_difference": found.no_difference,
         "notes": found.notes,
         "samples": found.samples,
         "seconds": round(seconds, 3),

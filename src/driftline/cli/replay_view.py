@@ -109,7 +109,10 @@ def verdict(proof: Proof) -> str:
             "the sink had not got there."
         )
     if proof.unanswered:
-        said.append(f"{proof.unanswered} evaluations were asked for and have no result in the tables.")
+        said.append(
+            f"{proof.unanswered} evaluations were asked for and have no result in the tables: that they were "
+            "asked for is stored nowhere else, so it is not proven."
+        )
     return " ".join(said)
 
 

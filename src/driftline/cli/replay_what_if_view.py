@@ -26,7 +26,8 @@ def show(found: Sequence[WhatIf], asked: str, *, as_json: bool) -> None:
     for name in (
         "run",
         "suite",
-        "evaluated",
+        "asked for",
+        "results",
         f"with {asked}",
         "of both",
         "seconds each",
@@ -35,11 +36,17 @@ def show(found: Sequence[WhatIf], asked: str, *, as_json: bool) -> None:
     ):
         table.add_column(name, justify="left" if name in ("run", "suite") else "right")
     for one in found:
-        numbers = (one.asked, one.would_ask, one.both)
+        numbers = (one.asked, one.answered, one.would_ask, one.both)
         times = (_s(one.seconds_each), _cost(one.seconds, one), _cost(one.would_seconds, one))
         row = (visible(one.run), visible(one.suite), *map(str, numbers), *times)
         table.add_row(*map(Text, row))
     console.print(table)
+    without = sum(one.asked - one.answered for one in found)
+    if without:
+        console.print(
+            f"{without} of those asked for have no result (lost, over the budget, failed or still waiting): "
+            "that they were asked for is what the replay says; it is stored nowhere."
+        )
     for one in found:
         for metric in one.metrics:
             for line in _lines(metric):

@@ -60,6 +60,13 @@ class Backtest:
     records: int = 0
     log_us: int = 0
 
+    @property
+    def no_difference(self) -> bool:
+        """Alerts, triggers and windows are the same, each at its place."""
+        alerts, windows = self.alerts, self.windows
+        moved = [alerts.moved, alerts.gained, alerts.lost, self.triggers_gained, self.triggers_lost]
+        return not any(moved) and not any(one.changed or one.gained or one.lost for one in windows)
+
 
 class _Side:
     """What one configuration says."""
@@ -142,6 +149,8 @@ def backtest(
         records=records,
         log_us=log_us(parts),
     )
+    if old and not other.suites:
+        result.notes.append("the other configuration names no suite: it would evaluate nothing")
     if judged_by is not None:
         _judge(result, found, judged_by, reached)
     return result

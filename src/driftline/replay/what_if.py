@@ -57,6 +57,9 @@ class WhatIf(NamedTuple):
     run: str
     suite: str
     asked: int
+    """As a replay of the log says; only of those that were answered do the tables know it too."""
+    answered: int
+    """Of them, those that have a result."""
     would_ask: int
     both: int
     seconds_each: float | None
@@ -163,6 +166,7 @@ def compare(
     for run, suite in sorted({(one.run, one.suite) for one in [*own, *other]}):
         mine = {(t.attempt, t.checkpoint) for t in own if (t.run, t.suite) == (run, suite)}
         would = {(t.attempt, t.checkpoint) for t in other if (t.run, t.suite) == (run, suite)}
+        answered = {(e.attempt, e.checkpoint) for e in known if (e.run, e.suite) == (run, suite)}
         took = _seconds([e for e in known if (e.run, e.suite) == (run, suite)]) or _seconds(
             [e for e in known if e.suite == suite]
         )
@@ -174,7 +178,7 @@ def compare(
         ]
         result.append(
             WhatIf(
-                *(run, suite, len(mine), len(would), len(mine & would), each),
+                *(run, suite, len(mine), len(mine & answered), len(would), len(mine & would), each),
                 None if each is None else each * len(mine),
                 None if each is None else each * len(would),
                 log_seconds.get(run, 0.0),
