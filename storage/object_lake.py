@@ -16,11 +16,13 @@ credentials): readers use :func:`driftline.open` or ``driftline sql``.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
@@ -30,8 +32,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.errors import Unavailable
 from driftline.storage import commits
+from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS
-from driftline.storage.objects import OPTIONS, address, connect
+from driftline.storage.objects import OPTIONS, address, connect, files_below
 from driftline.storage.opening import complete
 from driftline.storage.remedies import told
 from driftline.storage.resume import seen_in
@@ -39,6 +42,7 @@ from driftline.storage.seen import Seen
 from driftline.storage.tables import TABLES, TableName
 
 LEASE = "rewriting"
+_TRIES, _TRY_S = 20, 0.5
 LEASE_US = 3600 * SECOND_US
 _CONFIGURATION: Mapping[str, str | None] = {"delta.logRetentionDuration": "interval 1 hours"}
 """delta-rs lists the whole log at each commit, so it must not grow (see :mod:`.table_log`)."""
@@ -132,8 +136,47 @@ class ObjectLake:
 
     def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
         with self._words("rid of old files"):
-            gone = self._handles[name].vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
-        return len(gone), 0
+            handle = self._handles[name]
+            old = handle.vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
+            if not old:
+                return 0, 0
+            files = files_below(f"{self.root}/{name}")
+            sizes = [info.size or 0 for info in files.get_file_info([unquote(file) for file in old])]
+            gone = handle.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False)
+        return len(gone), sum(sizes)
+
+    def forget_missing(self, name: TableName) -> None:
+        """As :meth:`driftline.storage.lake.Lake.forget_missing`."""
+        self._insist(name, lambda handle: {"done": handle.repair()})
+
+    def rewind(self, name: TableName, app: str, fence: str, first: int, predicate: str) -> None:
+        """As :meth:`driftline.storage.lake.Lake.rewind`. Nobody can be kept from a commit meanwhile, so it
+        begins again if one came: between the deletion's load and its commit the position has moved, and
+        later delta-rs refuses ours."""
+
+        def back(handle: DeltaTable) -> dict[str, Any]:
+            end = commits.position(handle, app)
+            if end >= first:
+                handle.delete(predicate, writer_properties=writer_properties(name))
+                if commits.position(handle, app) != end:
+                    raise CommitFailedError(f"{name}: a sink stored rows meanwhile")
+                moves = [Transaction(app, first - 1), Transaction(fence, commits.position(handle, fence) + 1)]
+                commit = CommitProperties(app_transactions=moves)
+                handle.create_write_transaction([], "append", handle.schema(), commit_properties=commit)
+                handle.update_incremental()
+            return {"done": True}
+
+        self._insist(name, back)
+
+    def _insist(self, name: TableName, rewrite: Callable[[DeltaTable], dict[str, Any]]) -> None:
+        for _ in range(_TRIES):
+            if self._rewrite(name, rewrite):
+                return
+            time.sleep(_TRY_S)
+        raise Unavailable(
+            f"table {name} in {self.root} is being rewritten by a sink, or one was killed while it did: try "
+            f"again in a minute, and then in an hour ({name} is free again when its lease has run out)"
+        )
 
     def trim_log(self, name: TableName) -> int:
         """Nothing: delta-rs does it by the table's own property."""

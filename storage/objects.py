@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +71,24 @@ def parquet(file: str, **options: Any) -> pq.ParquetFile:
 def files_below(root: str) -> pafs.FileSystem:
     """The files of an address, by what comes behind it."""
     return pafs.PyFileSystem(DeltaStorageHandler(root, options=OPTIONS))
+
+
+def move(root: str, old: str, new: str) -> None:
+    """Moves an object below ``root``. A store cannot rename, so it is copied (within the store) and then
+    deleted: a kill between the two leaves both. Raises OSError."""
+    handler = DeltaStorageHandler(root, options=OPTIONS)
+    handler._handler.copy_file(old, new)  # the handler's own method misnames an argument (deltalake 1.6.6)
+    handler.delete_file(old)
+
+
+def put(file: str, parts: Iterable[bytes]) -> None:
+    """Writes an object, which is there when it is whole, and not before. Raises OSError."""
+    folder, _, name = file.rpartition("/")
+    handler = DeltaStorageHandler(folder, options=OPTIONS)
+    stream = handler._handler.open_output_stream(name, None)  # pyarrow would give it no bytes
+    for part in parts:
+        stream.write(part)
+    stream.close()
 
 
 def connect(root: str | os.PathLike[str], database: str = ":memory:") -> duckdb.DuckDBPyConnection:

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Protocol
 
 import duckdb
+import pyarrow as pa
 
 from driftline.errors import BadData
+from driftline.storage.checking import remote
 from driftline.storage.checking.files import TableFiles, check_files, load
 from driftline.storage.checking.findings import Finding, Report, Verdict
 from driftline.storage.checking.rows import RowCheck
+from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.remedies import told
 from driftline.storage.root import local
 from driftline.storage.tables import TABLES, TableName
@@ -65,9 +68,9 @@ def checked(
 ) -> tuple[Report, dict[TableName, TableFiles]]:
     """The same, with what was found of each table's files."""
     watcher = watcher or Unwatched()
-    path = local(root)
+    where = address(root) if is_remote(root) else local(root)
     for _ in range(_TRIES):
-        report, tables = _files(path, quick, watcher)
+        report, tables = _files(where, quick, watcher)
         replaced = any(table.replaced for table in tables.values())
         if not replaced:
             break
@@ -75,36 +78,52 @@ def checked(
         says = "rows were not compared: their files were replaced all the time while they were read"
         report.findings.append(Finding("log", "rows", True, says, _LATER))
     else:
-        _check_rows(report, tables, watcher.rows)
+        _check_rows(report, tables, where, watcher.rows)
     for name, table in tables.items():
         ok = not any(finding.wrong and finding.table == name for finding in report.findings)
         report.verdicts.append(Verdict(name, len(table.files), table.bytes, table.rows, ok))
     return report, tables
 
 
-def _files(path: Path, quick: bool, watcher: Watcher) -> tuple[Report, dict[TableName, TableFiles]]:
+def _files(root: Path | str, quick: bool, watcher: Watcher) -> tuple[Report, dict[TableName, TableFiles]]:
     """All tables as they are now, and what is to be said of their files."""
-    report = Report(str(path))
+    report = Report(str(root))
     tables: dict[TableName, TableFiles] = {}
     for name in TABLES:
-        tables[name], findings = load(path, name)
+        tables[name], findings = remote.load(root, name) if isinstance(root, str) else load(root, name)
         report.findings += findings
     if not any(table.handle for table in tables.values()) and not any(f.wrong for f in report.findings):
-        raise BadData(f"no tables in {path}: name the storage root that a sink wrote (storage.root)")
-    watcher.files(sum(os.path.getsize(f) for t in tables.values() for f in t.files if os.path.exists(f)))
+        raise BadData(f"no tables in {root}: name the storage root that a sink wrote (storage.root)")
+    watcher.files(sum(map(_listed_bytes, tables.values())))
     for table in tables.values():
-        if table.handle is not None:
-            report.findings += check_files(path, table, quick=quick, progress=watcher.done)
+        if table.handle is None:
+            continue
+        if isinstance(root, str):
+            report.findings += remote.check_files(root, table, quick=quick, progress=watcher.done)
+        else:
+            report.findings += check_files(root, table, quick=quick, progress=watcher.done)
     return report, tables
 
 
-def _check_rows(report: Report, tables: dict[TableName, TableFiles], progress: Callable[[str], None]) -> None:
+def _listed_bytes(table: TableFiles) -> int:
+    if table.handle is None:
+        return 0
+    return sum(pa.table(table.handle.get_add_actions(flatten=True)).column("size_bytes").to_pylist())
+
+
+def _check_rows(
+    report: Report,
+    tables: dict[TableName, TableFiles],
+    root: Path | str,
+    progress: Callable[[str], None],
+) -> None:
     def version(name: TableName, app: str) -> int:
         handle = tables[name].handle
         found = None if handle is None else handle.transaction_version(app)
         return -1 if found is None else found
 
-    rows = RowCheck({name: table.whole for name, table in tables.items()}, version)
+    files = {name: table.whole for name, table in tables.items()}
+    rows = RowCheck(files, version, connect=lambda: connect(root))
     try:
         rows.run(progress)
     except duckdb.Error as error:

@@ -31,13 +31,13 @@ Progress = Callable[[int, str], None]
 """Is told how many bytes more are done, and of what."""
 _BATCH_ROWS = 65_536
 _ALONE_S = 3.0
-_MEND = "bring it back from a copy, or let driftline storage repair take it out of the table"
+MEND = "bring it back from a copy, or let driftline storage repair take it out of the table"
 
 
-_AGAIN = "that says nothing of the file: mend what it says, and check again"
+AGAIN = "that says nothing of the file: mend what it says, and check again"
 
 
-class _NotNow(Exception):
+class NotNow(Exception):
     """A file that could not be looked at (rights, open files, a server that is away, memory). Perhaps it
     is whole, so no repair may take it out of the table."""
 
@@ -69,9 +69,7 @@ def load(root: Path, name: TableName) -> tuple[TableFiles, list[Finding]]:
     try:
         handle = DeltaTable(str(folder))
     except TableNotFoundError:
-        return TableFiles(name, None), [
-            Finding(name, "log", False, "there is no such table yet", "a sink makes it when it starts")
-        ]
+        return TableFiles(name, None), [no_table(name)]
     except (DeltaError, OSError) as error:
         return TableFiles(name, None), [
             Finding(name, "log", True, f"its log cannot be read: {fault_of(folder, error)}", _of_log(folder))
@@ -80,6 +78,11 @@ def load(root: Path, name: TableName) -> tuple[TableFiles, list[Finding]]:
     if empty := empty_commit(folder, handle.version()):
         return found, [Finding(name, "log", True, f"{empty} is empty, so rows are missing", _of_log(folder))]
     return found, []
+
+
+def no_table(name: TableName) -> Finding:
+    """A table that was not made yet."""
+    return Finding(name, "log", False, "there is no such table yet", "a sink makes it when it starts")
 
 
 def _of_log(folder: Path) -> str:
@@ -95,8 +98,8 @@ def check_files(root: Path, table: TableFiles, *, quick: bool, progress: Progres
     for file in list(table.files):
         try:
             wrong = _wrong(Path(file), table.name, quick=quick)
-        except _NotNow as error:
-            findings.append(Finding(table.name, "file", True, f"{file} {error}", _AGAIN))
+        except NotNow as error:
+            findings.append(Finding(table.name, "file", True, f"{file} {error}", AGAIN))
             continue
         if wrong is not None and not _still_listed(root, table, file):
             table.files.remove(file)
@@ -104,7 +107,7 @@ def check_files(root: Path, table: TableFiles, *, quick: bool, progress: Progres
             continue
         if wrong is not None:
             table.broken.append(file)
-            findings.append(Finding(table.name, "file", True, f"{file} {wrong}", _MEND))
+            findings.append(Finding(table.name, "file", True, f"{file} {wrong}", MEND))
         else:
             with contextlib.suppress(FileNotFoundError):
                 findings += _whole(table, Path(file))
@@ -118,7 +121,7 @@ def _whole(table: TableFiles, path: Path) -> list[Finding]:
     with pq.ParquetFile(path) as file:
         table.rows += file.metadata.num_rows
         table.bytes += path.stat().st_size
-        column = _float_statistics(file)
+        column = float_statistics(file)
     if column is None:
         return []
     says = (
@@ -141,22 +144,28 @@ def _wrong(path: Path, name: TableName, *, quick: bool) -> str | None:
         if not path.stat().st_size:
             return "is empty"
         with pq.ParquetFile(path) as file:
-            if wrong := _schema_fault(file.schema_arrow, name):
-                return wrong
-            if quick:
-                return None
-            rows = sum(batch.num_rows for batch in file.iter_batches(_BATCH_ROWS, use_threads=False))
-            if rows != file.metadata.num_rows:
-                return f"has {rows:,} rows, and its footer says {file.metadata.num_rows:,}"
+            return content_fault(file, name, quick=quick)
     except FileNotFoundError:
         return "is part of the table and missing"
     except MemoryError as error:
-        raise _NotNow("cannot be read: there is too little memory") from error
+        raise NotNow("cannot be read: there is too little memory") from error
     except (OSError, pa.ArrowException) as error:
         says = f"cannot be read: {told(error)}"
         if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
-            raise _NotNow(says) from error
+            raise NotNow(says) from error
         return says
+
+
+def content_fault(file: pq.ParquetFile, name: TableName, *, quick: bool) -> str | None:
+    """What is wrong with the content of an opened data file, if anything; reads all of it unless ``quick``.
+    Raises OSError, pa.ArrowException."""
+    if wrong := _schema_fault(file.schema_arrow, name):
+        return wrong
+    if quick:
+        return None
+    rows = sum(batch.num_rows for batch in file.iter_batches(_BATCH_ROWS, use_threads=False))
+    if rows != file.metadata.num_rows:
+        return f"has {rows:,} rows, and its footer says {file.metadata.num_rows:,}"
     return None
 
 
@@ -182,7 +191,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _float_statistics(file: pq.ParquetFile) -> str | None:
+def float_statistics(file: pq.ParquetFile) -> str | None:
+    """The first float column of which a file tells the smallest and largest value."""
     found = file.metadata
     floats = [
         at for at in range(found.num_columns) if found.schema.column(at).physical_type in ("DOUBLE", "FLOAT")
@@ -210,6 +220,11 @@ def check_strays(root: Path, table: TableFiles) -> list[Finding]:
     left = [stray for stray in table.strays if stray.kind == "ours"]
     if left and not _decided(folder, table):
         table.strays = [stray for stray in table.strays if stray.kind != "ours"]
+    return said_of_strays(table)
+
+
+def said_of_strays(table: TableFiles) -> list[Finding]:
+    """A finding for each kind of them."""
     findings = []
     for kind in sorted({stray.kind for stray in table.strays}):
         found = [stray for stray in table.strays if stray.kind == kind]

@@ -23,12 +23,15 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from driftline.storage.checking import remote as objects
 from driftline.storage.checking.check import Watcher, checked
 from driftline.storage.checking.files import TableFiles
 from driftline.storage.checking.findings import Bad, Report, in_words, without
 from driftline.storage.checking.strays import QUARANTINE, set_aside
 from driftline.storage.core import Spot
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake, open_lake
+from driftline.storage.object_lake import ObjectLake
+from driftline.storage.objects import address, is_remote
 from driftline.storage.root import local
 from driftline.storage.table_log import set_aside_torn_end
 from driftline.storage.tables import FEEDS, TABLES, TableName
@@ -47,7 +50,7 @@ class Step(NamedTuple):
 def plan(root: str | os.PathLike[str], *, watcher: Watcher | None = None) -> tuple[Report, list[Step]]:
     """What :func:`repair` would do, without ``oldest``. Changes nothing. Raises BadData."""
     report, tables = checked(root, watcher=watcher)
-    return report, [step for step, _ in _of_files(Path(report.root), report, tables)]
+    return report, [step for step, _ in _of_files(tables, remote=is_remote(root))]
 
 
 def repair(
@@ -63,19 +66,18 @@ def repair(
         BadData: there are no tables, or one cannot be opened even so.
         Unavailable: somebody writes all the time, or the disk refuses.
     """
-    path = local(root)
+    path = address(root) if is_remote(root) else local(root)
     done: list[Step] = []
-    for name in TABLES:
-        for torn in set_aside_torn_end(path / name):
-            lost = "nothing is lost" if ".checkpoint." in torn.name else "the sink stores its rows again"
-            done.append(Step(name, f"set aside {torn.name}: {lost}"))
+    if isinstance(path, Path):
+        done += _of_logs(path)
     report, tables = checked(path, watcher=watcher)
-    files = list(_of_files(path, report, tables))
-    for step, table in files:
-        done += [step] if _do(path, table, step) else []
+    files = list(_of_files(tables, remote=is_remote(root)))
+    lake = open_lake(path) if files or report.bad else None
+    for step, found in files:
+        assert lake is not None
+        done += [step] if _do(lake, found, step) else []
     if report.bad and oldest is None:
         return (checked(path, quick=True)[0] if done else report), done
-    lake = Lake(path) if files or report.bad else None
     report = checked(path, quick=True)[0]
     for bad in report.bad if lake is not None else ():
         done += _restore(lake, bad, oldest or {}, now_us)  # type: ignore[arg-type]
@@ -85,6 +87,13 @@ def repair(
 # --- files -----------------------------------------------------------------------------------------------
 
 
+def _of_logs(root: Path) -> Iterator[Step]:
+    for name in TABLES:
+        for torn in set_aside_torn_end(root / name):
+            lost = "nothing is lost" if ".checkpoint." in torn.name else "the sink stores its rows again"
+            yield Step(name, f"set aside {torn.name}: {lost}")
+
+
 class _FileStep(NamedTuple):
     step: Step
     path: Path
@@ -92,9 +101,8 @@ class _FileStep(NamedTuple):
     """The first two are part of the table."""
 
 
-def _of_files(
-    root: Path, report: Report, tables: Mapping[TableName, TableFiles]
-) -> Iterator[tuple[Step, _FileStep]]:
+def _of_files(tables: Mapping[TableName, TableFiles], *, remote: bool) -> Iterator[tuple[Step, _FileStep]]:
+    """All that there is to do; ``counted`` is empty of tables in an object store."""
     for name, table in tables.items():
         for file in table.broken:
             step = Step(
@@ -105,26 +113,29 @@ def _of_files(
             step = Step(name, f"write {Path(file).name} anew, without statistics on float columns")
             yield step, _FileStep(step, Path(file), "counted")
         for stray in table.strays:
-            if stray.movable or stray.kind == "ours":
+            if objects.movable(stray) if remote else stray.movable or stray.kind == "ours":
                 step = Step(name, f"move {stray.path.name} ({stray.kind}) to {QUARANTINE}/{name}")
                 yield step, _FileStep(step, stray.path, "stray")
 
 
-def _do(root: Path, found: _FileStep, step: Step) -> bool:
-    if found.kind == "counted":
-        Lake(root).write_anew(step.table, [found.path.name])
+def _do(lake: AnyLake, found: _FileStep, step: Step) -> bool:
+    if isinstance(lake, ObjectLake):
+        moved = objects.set_aside(lake.root, step.table, found.path.name)
+    elif found.kind == "counted":
+        lake.write_anew(step.table, [found.path.name])
         return True
-    moved = set_aside(root, step.table, found.path)
+    else:
+        moved = set_aside(lake.root, step.table, found.path) is not None
     if found.kind == "broken":
-        Lake(root).forget_missing(step.table)
+        lake.forget_missing(step.table)
         return True
-    return moved is not None
+    return moved
 
 
 # --- rows ------------------------------------------------------------------------------------------------
 
 
-def _restore(lake: Lake, bad: Bad, oldest: Oldest, now_us: int | None) -> Iterator[Step]:
+def _restore(lake: AnyLake, bad: Bad, oldest: Oldest, now_us: int | None) -> Iterator[Step]:
     """Has the rows stored again that the topic still has; counts the others."""
     if bad.table not in FEEDS["telemetry"]:
         return
@@ -156,7 +167,7 @@ def _rows_from(spot: Spot, first: int) -> str:
     return f'"topic_uuid" = \'{uuid}\' AND "partition" = {spot.partition} AND "offset" >= {first}'
 
 
-def _count_lost(lake: Lake, bad: Bad, gone: Sequence[tuple[int, int]], now_us: int | None) -> None:
+def _count_lost(lake: AnyLake, bad: Bad, gone: Sequence[tuple[int, int]], now_us: int | None) -> None:
     rows = [
         {
             "topic": "telemetry",

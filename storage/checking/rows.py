@@ -67,8 +67,15 @@ class _Spot(NamedTuple):
 class RowCheck:
     """Checks these files; ``version`` gives the positions of the same moment. Raises duckdb.Error."""
 
-    def __init__(self, files: Mapping[TableName, Sequence[str]], version: Version) -> None:
+    def __init__(
+        self,
+        files: Mapping[TableName, Sequence[str]],
+        version: Version,
+        *,
+        connect: Callable[[], duckdb.DuckDBPyConnection] = duckdb.connect,
+    ) -> None:
         self._files = files
+        self._connect = connect
         self._version = version
         self._cutoff = {name: version(name, App.RETENTION) for name in TABLES}
         """Microseconds since 1970; what is older has expired. -1 if nothing ever did."""
@@ -77,7 +84,7 @@ class RowCheck:
 
     def run(self, progress: Callable[[str], None] = lambda what: None) -> None:
         """Does all of it; ``progress`` is told of each part before it begins."""
-        with _database(self._files) as db:
+        with _database(self._connect, self._files) as db:
             self._db = db
             self._spots = [_Spot(*row) for row in db.execute(_SPOTS).fetchall()]
             self._gaps = self._known_gaps()
@@ -316,8 +323,10 @@ _SPOTS = """SELECT DISTINCT topic_uuid, "partition" FROM (
 
 
 @contextmanager
-def _database(files: Mapping[TableName, Sequence[str]]) -> Iterator[duckdb.DuckDBPyConnection]:
-    with tempfile.TemporaryDirectory(prefix="driftline-check-") as spill, duckdb.connect() as db:
+def _database(
+    connect: Callable[[], duckdb.DuckDBPyConnection], files: Mapping[TableName, Sequence[str]]
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    with tempfile.TemporaryDirectory(prefix="driftline-check-") as spill, connect() as db:
         db.execute(f"SET memory_limit = '{MEMORY}'")
         db.execute("SET preserve_insertion_order = false")
         db.execute(f"SET temp_directory = '{spill}'")

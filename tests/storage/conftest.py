@@ -20,6 +20,7 @@ from driftline.records import OutputId, Record
 from driftline.settings import Settings, StorageSettings
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
+from driftline.storage.lakes import open_lake
 from driftline.storage.open import open_catalog
 from driftline.storage.rows import Rows, Source
 from driftline.storage.sink import run_sink
@@ -173,7 +174,7 @@ class Written:
 
     RECORDS = 40
 
-    def __init__(self, root: Path, make: Any, copy_of: Path | None = None) -> None:
+    def __init__(self, root: Any, make: Any, copy_of: Path | None = None) -> None:
         self.root = root
         self.spots = [
             Spot(topic, make.uuid, p) for topic in ("telemetry", "facts", "eval-items") for p in (0, 1)
@@ -204,7 +205,7 @@ class Written:
 
     def sink(self, *, step: int = 1000, oldest: int = 0) -> SinkCore:
         """A sink from where the last one stood to the end of the log, which begins at ``oldest``."""
-        core = SinkCore(Lake(self.root))
+        core = SinkCore(open_lake(self.root))
         starts = core.resume(dict.fromkeys(self.spots, oldest))
         for first in range(0, self.RECORDS, step):
             for spot, values in self.log.items():

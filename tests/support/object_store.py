@@ -30,6 +30,8 @@ class Objects:
 
     def __init__(self) -> None:
         self.all: dict[str, tuple[bytes, float]] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}
+        """Of uploads that are not complete yet."""
         self.lock = threading.Lock()
 
 
@@ -59,14 +61,24 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def do_PUT(self) -> None:
-        key, _ = self._split()
+        key, query = self._split()
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.objects.lock:
+            if "uploadId" in query:
+                self.objects.parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
+                self._answer(200, ETag=_etag(body))
+                return
             if self.headers.get("If-None-Match") == "*" and key in self.objects.all:
                 self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
                 return
+            copied = self.headers.get("x-amz-copy-source")
+            if copied is not None:
+                body = self.objects.all[
+                    unquote(copied).removeprefix(f"/{BUCKET}/").removeprefix(f"{BUCKET}/")
+                ][0]
             self.objects.all[key] = (body, time.time())
-        self._answer(200, ETag=_etag(body))
+        text = f"<CopyObjectResult><ETag>{escape(_etag(body))}</ETag></CopyObjectResult>" if copied else ""
+        self._answer(200, text.encode(), ETag=_etag(body))
 
     def do_GET(self) -> None:
         key, query = self._split()
@@ -98,18 +110,42 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_DELETE(self) -> None:
+        key, query = self._split()
         with self.objects.lock:
-            self.objects.all.pop(self._split()[0], None)
+            if "uploadId" in query:
+                self.objects.parts.pop(query["uploadId"][0], None)
+            else:
+                self.objects.all.pop(key, None)
         self._answer(204)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        key, query = self._split()
+        if "uploads" in query or "uploadId" in query:
+            self._upload(key, query)
+            return
         keys = re.findall(r"<Key>(.*?)</Key>", body)
         with self.objects.lock:
             for key in keys:
                 self.objects.all.pop(key, None)
         done = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
         self._answer(200, f"<DeleteResult>{done}</DeleteResult>".encode())
+
+    def _upload(self, key: str, query: dict[str, list[str]]) -> None:
+        """Begins or completes an upload in parts."""
+        with self.objects.lock:
+            if "uploads" in query:
+                upload = str(uuid.uuid4())
+                self.objects.parts[upload] = {}
+                text = f"<UploadId>{upload}</UploadId>"
+                text = f"<InitiateMultipartUploadResult>{text}</InitiateMultipartUploadResult>"
+            else:
+                parts = self.objects.parts.pop(query["uploadId"][0])
+                body = b"".join(parts[number] for number in sorted(parts))
+                self.objects.all[key] = (body, time.time())
+                text = f"<ETag>{escape(_etag(body))}</ETag>"
+                text = f"<CompleteMultipartUploadResult>{text}</CompleteMultipartUploadResult>"
+        self._answer(200, text.encode())
 
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]

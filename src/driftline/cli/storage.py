@@ -20,7 +20,7 @@ from driftline.storage import catalog
 from driftline.storage.checking.check import check
 from driftline.storage.checking.findings import Report
 from driftline.storage.checking.mend import Oldest, Step, plan, repair
-from driftline.storage.lake import Lake
+from driftline.storage.lakes import AnyLake, open_lake
 from driftline.storage.listing import read_files
 from driftline.storage.oldest import oldest_offsets
 from driftline.storage.tables import TABLE_NAMES, TableName
@@ -130,13 +130,13 @@ def clean(root: str, tables: Sequence[str], *, keep_hours: int, as_json: bool) -
     return 0
 
 
-def _each(root: str, tables: Sequence[str], doing: str) -> Iterator[tuple[TableName, Lake]]:
+def _each(root: str, tables: Sequence[str], doing: str) -> Iterator[tuple[TableName, AnyLake]]:
     """The tables that were asked for, in turn, with a progress bar."""
     for asked in tables:
         if asked not in TABLE_NAMES:
             raise SettingsError("--table", asked, f"one of {', '.join(TABLE_NAMES)}")
     read_files(root)  # nothing is made where no tables are
-    lake = Lake(root)
+    lake = open_lake(root)
     chosen = [name for name in TABLE_NAMES if not tables or name in tables]
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
