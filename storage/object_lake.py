@@ -150,9 +150,8 @@ class ObjectLake:
         self._insist(name, lambda handle: {"done": handle.repair()})
 
     def rewind(self, name: TableName, app: str, fence: str, first: int, predicate: str) -> None:
-        """As :meth:`driftline.storage.lake.Lake.rewind`. Nobody can be kept from a commit meanwhile, so it
-        begins again if one came: between the deletion's load and its commit the position has moved, and
-        later delta-rs refuses ours."""
+        """As :meth:`driftline.storage.lake.Lake.rewind`. Nobody can be kept from a commit meanwhile: then
+        delta-rs refuses the deletion or the move, or the position has changed, and it begins again."""
 
         def back(handle: DeltaTable) -> dict[str, Any]:
             end = commits.position(handle, app)
