@@ -85,7 +85,7 @@ def put(file: str, parts: Iterable[bytes]) -> None:
     """Writes an object, which is there when it is whole, and not before. Raises OSError."""
     folder, _, name = file.rpartition("/")
     handler = DeltaStorageHandler(folder, options=OPTIONS)
-    stream = handler._handler.open_output_stream(name, None)  # pyarrow would give it no bytes
+    stream: Any = handler._handler.open_output_stream(name, None)  # pyarrow would give it no bytes
     for part in parts:
         stream.write(part)
     stream.close()
