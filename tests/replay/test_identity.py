@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from driftline import events, frames
+from driftline import config, events, frames
 from driftline.records import Framed, Output, OutputId, Record
+from driftline.replay import what_if
 from driftline.replay.player import Player
-from driftline.replay.proof import Proof, prove
+from driftline.replay.proof import FIRST, Proof, prove
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
 from driftline.storage.recorded import source as replay_source
@@ -26,6 +27,7 @@ from driftline.streams.core import beginning
 from driftline.streams.pipeline import Pipeline
 
 Store = Callable[..., Path]
+SUITE = events.SuiteRef(name="sums", target="m:a")
 
 
 def replayed(root: Path, *runs: str) -> dict[tuple[str, int], list[Output]]:
@@ -176,7 +178,61 @@ def test_answered_evaluations_are_proven_whatever_part_of_the_log_is_looked_at(
         assert proof.unanswered == (1 if answers else len(asked))
 
 
-def _accepted(request: events.EvalRequested, number: int) -> events.EvalAccepted:
+def test_results_that_came_in_another_order_than_their_checkpoints_are_replayed_in_theirs(
+    log: Any, stored: Store
+) -> None:
+    """Case 33: the result of checkpoint 12 comes before that of 10, and training has moved on. Both keep
+    their step; 10 is best, 12 is latest, none is refused; and so it is in the replay."""
+    one = log(settings=config.PipelineConfig(suites=[SUITE], triggers=config.Triggers(steps=2)))
+    one.event(events.ProcessStarted, "a", "p", rank=0, world_size=1)
+    for step in range(15):
+        one.frame("a", "p", 0, [("loss", step, one.now_us, 1.0, 1.0)])
+        if step in (10, 12):
+            saved = events.Checkpoint(digest=f"d{step}", uri=f"/c/{step}", step=step)
+            one.event(events.CheckpointSaved, "a", "p", checkpoint=saved)
+        one.wait(1)
+    core = Pipeline()
+    said = core.step(beginning(core, one.uuid, 0, one.records), one.records)
+    requests = [events.decode(output.value) for output in said if output.topic == "evals"]
+    asked = {one.checkpoint.step: one for one in requests if isinstance(one, events.EvalRequested)}
+    for number, (step, value) in enumerate([(12, 0.45), (10, 0.47)]):
+        one.put(events.encode(_accepted(asked[step], number, value)))
+        one.frame("a", "p", 0, [("loss", 15 + number, one.now_us, 1.0, 1.0)])
+    one.wait(20)
+    root = stored(one)
+    proof = proven(root)
+    assert proof.identical, proof.differences
+    (triggers,) = [row for row in proof.compared if row.table == "triggers"]
+    assert (triggers.stored.rows, proof.unanswered) == (2, 0)
+    answers = [(e.step, e.value) for e in Stored(root).evaluations()]
+    assert sorted(answers) == [(10, 0.47), (12, 0.45)]
+    (suite,) = what_if.compare(
+        *(what_if.asked(TableLog(root), None, ()),) * 2, Stored(root).evaluations(), {}, {}
+    )
+    assert (suite.both, suite.metrics[0].best_step) == (2, 10)
+    assert [(drop.step, drop.best, drop.seen_step) for drop in suite.metrics[0].drops] == [(12, 0.47, 12)]
+
+
+def test_differences_are_all_counted_and_the_first_shown_in_bounded_memory(
+    log: Any, stored: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from driftline.storage.recorded import compare
+
+    monkeypatch.setattr(compare, "DIFFER_MEMORY", "40MB")
+    one = log.odd()
+    root = stored(one)
+    lake = Lake(root)
+    rows = pa.Table.from_batches(list(Stored(root).batches("windows", [replay_reach(root)])))
+    lake.delete("windows", "true")
+    again = [rows.set_column(rows.schema.get_field_index("mean"), "mean", pa.array([9.0] * len(rows)))]
+    lake.commit("windows", again[0].slice(7), {}, {"x": 1})
+    proof = proven(root)
+    counts = proof.differing["windows"]
+    assert (counts.only_stored, counts.only_replayed, counts.other_values) == (0, 7, len(rows) - 7)
+    assert len([one for one in proof.differences if one.table == "windows"]) == FIRST
+
+
+def _accepted(request: events.EvalRequested, number: int, value: float = 0.5) -> events.EvalAccepted:
     return events.EvalAccepted(
         id=str(OutputId("controls-uuid", 0, number, 0)),
         request=request.request,
@@ -190,7 +246,7 @@ def _accepted(request: events.EvalRequested, number: int) -> events.EvalAccepted
         tries=1,
         requested_us=request.time_us,
         accepted_us=request.time_us,
-        outcome=events.EvalOutcome(status="done", metrics=[events.Metric(name="acc", value=0.5)]),
+        outcome=events.EvalOutcome(status="done", metrics=[events.Metric(name="acc", value=value)]),
     )
 
 
@@ -283,8 +339,14 @@ def test_many_frames_that_were_sent_twice_cost_no_look_at_all_files_each(
         one.put(record.value)
     root = stored(one, commits=2)
     looks = []
-    read = replay_source.pq.read_metadata
-    monkeypatch.setattr(replay_source.pq, "read_metadata", lambda path: looks.append(path) or read(path))
+    opened = replay_source.parquet
+
+    def noted(path: str, **options: Any) -> Any:
+        if not options:  # the footer is read
+            looks.append(path)
+        return opened(path, **options)
+
+    monkeypatch.setattr(replay_source, "parquet", noted)
     core = Pipeline()
     said = core.step(beginning(core, one.uuid, one.partition, one.records), one.records)
     assert replayed(root) == {(one.uuid, one.partition): said}

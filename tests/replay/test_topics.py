@@ -11,8 +11,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from driftline import admin, frames
 from driftline.connection import kafka_python
-from driftline.errors import SettingsError
+from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Record
+from driftline.replay import lease
 from driftline.replay.into_topics import FROM, SAID, TIME, copy, speed_of, target_of
 from driftline.replay.kafka_log import KafkaLog
 from driftline.replay.player import Player
@@ -166,3 +167,42 @@ def test_speed_is_kept(embedded: Any, log: Any, stored: Callable[..., Path]) -> 
     for text in ("0", "-1x", "fast", ""):
         with pytest.raises(SettingsError, match="--speed"):
             speed_of(text)
+
+
+def test_of_two_replays_into_one_prefix_the_second_is_refused_and_a_dead_one_is_followed(
+    embedded: Any, log: Any, stored: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes twice; what is left of one that was killed keeps the next waiting, not out."""
+    monkeypatch.setattr(lease, "SILENT_S", 2.0)
+    live = embedded.settings(partitions=2)
+    target = target_of(live, f"{live.prefix}shared.")
+    one = log()
+    one.train("a", range(20))
+    root = stored(one)
+    refused: list[str] = []
+
+    def meanwhile(records: int) -> None:
+        if not refused:
+            with pytest.raises(SettingsError, match="another replay writes to this prefix") as told:
+                copy(TableLog(root), target)
+            refused.append(str(told.value))
+
+    copy(TableLog(root), target, tell=meanwhile)
+    assert refused
+    assert [raw.offset for raw in read(target, 0)] == list(range(len(one.records)))
+    monkeypatch.setattr(lease.Holding, "release", lambda self: self._over.set())
+    copy(TableLog(root), target)  # killed: it releases nothing
+    assert copy(TableLog(root), target).sent == 0
+
+
+def test_a_replay_that_gave_no_sign_of_life_stops_by_itself(
+    embedded: Any, log: Any, stored: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been frozen, and another may write by now."""
+    monkeypatch.setattr(lease, "SILENT_S", 0.5)
+    monkeypatch.setattr(lease.Holding, "keep", lambda self: None)
+    one = log()
+    one.train("a", range(20))
+    target = target_of(embedded.settings(partitions=2), "frozen.")
+    with pytest.raises(Unavailable, match="no sign of life"):
+        copy(TableLog(stored(one)), target, speed=10.0)

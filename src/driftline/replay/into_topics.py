@@ -4,7 +4,7 @@ Each record carries two headers: ``driftline-replay-time`` (its original record 
 the broker's own stamp replaces) and ``driftline-replay-from`` (topic UUID, partition and offset that it comes
 from). The second says, after any interruption, where to go on: the last record of the target partition is
 read back. So the topics themselves are the state; nothing comes twice (one sender, in order, retried without
-end) and nothing is left out. Two replays at once into one prefix are not guarded against.
+end) and nothing is left out. Of two replays into one prefix at once the second is refused (``lease``).
 
 Nothing else reads such a prefix: no alarm, evaluation or control of the live one is woken. No stream worker
 belongs there either, since it would add ticks and a configuration of today to the log. What one would say is
@@ -28,6 +28,7 @@ from driftline import admin, frames, handshake
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Output, Record
+from driftline.replay import lease
 from driftline.replay.player import Player, Source
 from driftline.rights import in_words
 from driftline.storage.recorded.source import Hole, Part
@@ -108,19 +109,20 @@ def copy(
         **kafka_python(handshake.let_in(target)),
     )
     try:
-        streams = []
-        for part in source.parts():
-            if count is not None and part.partition >= count:
-                raise SettingsError(
-                    "kafka.partitions",
-                    count,
-                    f"the log has partition {part.partition}: give the prefix as many",
-                )
-            last = last_offset(target, part)
-            marks = {name: last_output(target, name, part) for name in said}
-            streams.append(_entries(source, part, last, marks, done))
-        merged = heapq.merge(*streams, key=lambda one: (one.time_ms, one.partition))
-        _send(merged, producer, target, speed, tell, sleep)
+        with lease.held(target, producer) as holding:
+            streams = []
+            for part in source.parts():
+                if count is not None and part.partition >= count:
+                    raise SettingsError(
+                        "kafka.partitions",
+                        count,
+                        f"the log has partition {part.partition}: give the prefix as many",
+                    )
+                last = last_offset(target, part)
+                marks = {name: last_output(target, name, part) for name in said}
+                streams.append(_entries(source, part, last, marks, done))
+            merged = heapq.merge(*streams, key=lambda one: (one.time_ms, one.partition))
+            _send(merged, producer, target, speed, tell, sleep, holding.check)
     except KafkaError as error:
         raise Unavailable(f"broker {target.bootstrap}: {in_words(error)}; start it again to go on") from error
     finally:
@@ -198,6 +200,7 @@ def _send(
     speed: float | None,
     tell: Callable[[int], None],
     sleep: Sleep,
+    check: Callable[[], None],
 ) -> None:
     begin: tuple[float, int] | None = None
     waiting: list[Any] = []
@@ -207,6 +210,7 @@ def _send(
             due_s = begin[0] + (entry.time_ms - begin[1]) / 1000 / speed
             if (left := due_s - time.monotonic()) > 0:
                 sleep(left)
+        check()
         waiting.append(
             producer.send(
                 target.topics[entry.topic],
