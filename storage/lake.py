@@ -15,23 +15,25 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.parse import unquote
 
 import duckdb
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from driftline.errors import Unavailable
+from driftline.clock import Clock, SystemClock
+from driftline.errors import BadData, Unavailable
 from driftline.storage import commits
 from driftline.storage.alone import alone, together
-from driftline.storage.checking.strays import OURS, Stray, set_aside, strays
+from driftline.storage.checking.strays import Stray
 from driftline.storage.compaction import replacing as compaction
 from driftline.storage.compaction.layout import writer_properties
+from driftline.storage.compaction.merging import Stop, go_on
+from driftline.storage.leftovers import WRITING, Leftovers
 from driftline.storage.listing import file_paths
 from driftline.storage.opening import Handles
 from driftline.storage.remedies import told
@@ -40,7 +42,6 @@ from driftline.storage.room import Full, free_bytes
 from driftline.storage.root import writable
 from driftline.storage.seen import Seen
 from driftline.storage.store import Conflict
-from driftline.storage.table_log import trim
 from driftline.storage.tables import TABLES, TableName
 
 COMPACT_FILES = 32
@@ -48,8 +49,6 @@ COMPACT_FILES = 32
 costs every commit about 0.25 ms [measured], so without it the 200th flush took six times the first."""
 KEEP_HOURS = 1
 """Files that compaction or deletion replaced stay so long for readers that still use them."""
-_WRITING = "_writing"
-"""A lock file in each table's folder: many may write, or one may remove what nobody has committed."""
 _TRIES, _TRY_S = 200, 0.05
 _TRIMMED = re.compile(r"Invalid table version|not found: \S+_delta_log")
 
@@ -63,9 +62,10 @@ class Lake:
         BadData: a folder there is not one of our tables.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, clock: Clock | None = None) -> None:
         self.root = writable(root)
         self._handles = Handles(self.root)
+        self._leftovers = Leftovers(self.root, clock or SystemClock())
         self._compacted: dict[TableName, int] = {}
         self._full: Full | None = None
         self.reload()
@@ -76,13 +76,17 @@ class Lake:
             self._handles.load(name)
             self._compacted.setdefault(name, 0)
 
-    def refresh(self) -> None:
-        """Shows what others committed since, faster than :meth:`reload`. Raises Unavailable."""
-        try:
-            for name in TABLES:
-                self._handles[name].update_incremental()
-        except (DeltaError, OSError) as error:
-            raise Unavailable(f"the tables in {self.root} cannot be read: {told(error)}") from error
+    def refresh(self, *names: TableName) -> None:
+        """Shows what others committed to these tables (all) since, faster than :meth:`reload`. Raises
+        Unavailable."""
+        for name in names or TABLES:
+            try:
+                try:
+                    self._handles[name].update_incremental()
+                except DeltaError:  # what it rests on may have been trimmed
+                    self._handles.load(name)
+            except (BadData, DeltaError, OSError) as error:
+                raise Unavailable(f"table {name} in {self.root} cannot be read: {told(error)}") from error
 
     @property
     def id(self) -> str:
@@ -112,20 +116,24 @@ class Lake:
         if self._full is not None:
             self._full.check(self.root)
         try:
-            with together(self.root / name / _WRITING):
+            with together(self.root / name / WRITING):
                 commits.append(self._handles[name], name, rows, expected, moves)
             self._full = None
         except (DeltaError, OSError) as error:
             if _TRIMMED.search(str(error)):
                 raise Conflict(f"{name}: others went on while this sink stood still") from error
             line = f"table {name} in {self.root} cannot be written: {told(error)}"
-            self._remove_orphans(name)
+            self._leftovers.remove_orphans(name)
             self._full = Full(line, free_bytes(self.root)) if "No space left" in line else None
             raise Unavailable(line) from error
 
     def seen(self, telemetry_uuid: str, starts: Mapping[int, int]) -> Seen:
         """The marks of what is stored; raises BadData if a file of a table is missing or broken."""
         return seen_in(self, telemetry_uuid, starts)
+
+    def count(self, name: TableName) -> int:
+        """How many files make up the table, as this lake last saw it."""
+        return len(self._handles[name].file_uris())
 
     def compact(
         self,
@@ -134,24 +142,34 @@ class Lake:
         at_least: int = COMPACT_FILES,
         keep_hours: int = KEEP_HOURS,
         fully: bool = False,
+        stop: Stop = go_on,
     ) -> bool:
         """Merges small files if there are ``at_least`` more than after the last time; says if it did.
 
         Rows and positions stay, and for ``keep_hours`` the old files of running readers. ``fully``: into as
         few as can be (see :mod:`.compaction.plan`). Does nothing while another process compacts the table.
-        Raises Unavailable if the folder cannot be written."""
-        if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
+        As soon as ``stop()`` holds, what is not finished is given up. Raises Unavailable if the folder cannot
+        be written."""
+        self._compacted[name] = min(self._compacted[name], self.count(name))
+        if self.count(name) - self._compacted[name] < at_least:
             return False
-        if self._rewrite(name, "compacted", lambda handle: self._merge(name, handle, fully=fully)) is None:
+        done = self._rewrite(
+            name, "compacted", lambda handle: self._merge(name, handle, fully=fully, stop=stop)
+        )
+        if done is None:
             return False
-        self._compacted[name] = len(self._handles[name].file_uris())
+        self._handles.load(name)
+        if stop():
+            return bool(done.get("changed"))
+        self._compacted[name] = self.count(name)
         self.vacuum(name, keep_hours=keep_hours)
-        self._remove_orphans(name)
+        self._leftovers.remove_orphans(name)
         return True
 
-    def _merge(self, name: TableName, handle: DeltaTable, *, fully: bool) -> dict[str, Any]:
+    def _merge(self, name: TableName, handle: DeltaTable, *, fully: bool, stop: Stop) -> dict[str, Any]:
         if compaction.can_compact(handle, name):
-            return {"changed": compaction.compact(handle, self.root / name, name, fully=fully)}
+            changed = compaction.compact(handle, self.root / name, name, fully=fully, stop=stop)
+            return {"changed": changed}
         return commits.join(handle, name)
 
     def delete(
@@ -161,20 +179,20 @@ class Lake:
         *,
         cutoff_us: int | None = None,
         upto: Mapping[str, int] = MappingProxyType({}),
-    ) -> int:
-        """Deletes the rows for which the SQL ``predicate`` holds; returns how many.
+    ) -> int | None:
+        """Deletes the rows for which the SQL ``predicate`` holds; returns how many, None if somebody else
+        rewrites the table or committed meanwhile: then it did nothing, and may be tried again.
 
         ``cutoff_us``: what is older has expired; the table then says so (:attr:`App.RETENTION`), and so of
         the offsets ``upto`` (:meth:`App.expired`). Files that lose all their rows go, files that lose some
-        are written anew; positions stay, and the old files until :meth:`vacuum`. Does nothing while another
-        process compacts the table or deletes from it, or if it commits meanwhile. Raises Unavailable if the
+        are written anew; positions stay, and the old files until :meth:`vacuum`. Raises Unavailable if the
         folder cannot be written; then all rows stay.
         """
         done = self._rewrite(
             name, "rid of old rows", lambda handle: commits.delete(handle, name, predicate, cutoff_us, upto)
         )
-        self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
-        return int((done or {}).get("num_deleted_rows", 0))
+        self._compacted[name] = min(self._compacted[name], self.count(name))
+        return int(done.get("num_deleted_rows", 0)) if done else None
 
     def forget_missing(self, name: TableName) -> None:
         """Takes the files that are missing out of the table; positions stay. Raises Unavailable if somebody
@@ -219,75 +237,23 @@ class Lake:
             time.sleep(_TRY_S)
         raise Unavailable(f"table {name} in {self.root} is being written by a sink: try again in a minute")
 
-    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
-        """Removes files that the table has not used for ``keep_hours``; how many, and their bytes. Raises
-        Unavailable if it cannot.
+    def vacuum(
+        self, name: TableName, *, keep_hours: int = KEEP_HOURS, by_clock: bool = False
+    ) -> tuple[int, int]:
+        """Removes files that the table has not used for ``keep_hours``; how many, and their bytes.
 
-        delta-rs only says which: its own vacuum writes to the table's log first, so on a full disk it could
-        not free what would end the trouble.
-        """
-        try:
-            return self._unlink(name, self._old(name, keep_hours))
-        except (DeltaError, OSError) as error:
-            raise Unavailable(
-                f"table {name} in {self.root} cannot be rid of old files: {told(error)}"
-            ) from error
+        That they are so old this lake must have seen itself, or they are a day older; ``by_clock``: what the
+        clocks say will do. Raises Unavailable if it cannot."""
+        return self._leftovers.vacuum(name, keep_s=keep_hours * 3600.0, by_clock=by_clock)
 
     def set_aside(self, name: TableName) -> list[Stray]:
         """Moves what does not belong to the table and could be taken for its rows to the quarantine; gives
         what it moved. Never what a commit on its way may have written. Raises Unavailable if it cannot."""
-        folder = self.root / name
-        try:
-            self._handles[name].update_incremental()
-            known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
-            found = [stray for stray in strays(folder, known, time.time()) if stray.movable]
-            return [stray for stray in found if set_aside(self.root, name, stray.path) is not None]
-        except (DeltaError, OSError) as error:
-            raise Unavailable(f"{folder} cannot be rid of foreign files: {told(error)}") from error
+        return self._leftovers.set_aside(name)
 
-    def trim_log(self, name: TableName) -> int:
+    def trim_log(self, name: TableName, *, by_clock: bool = False) -> int:
         """Removes entries of the table's log that nobody needs; how many. Raises Unavailable if it cannot."""
-        try:
-            return trim(self.root / name, time.time())
-        except OSError as error:
-            raise Unavailable(
-                f"the log of table {name} in {self.root} cannot be trimmed: {told(error)}"
-            ) from error
-
-    def _old(self, name: TableName, keep_hours: int) -> list[str]:
-        """Names of files that were part of the table and have not been for so long."""
-        old = self._handles[name].vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
-        return [unquote(file) for file in old]
-
-    def _unlink(self, name: TableName, files: Iterable[str]) -> tuple[int, int]:
-        count = size = 0
-        for file in files:
-            path = self.root / name / file
-            if Path(file).name != file or not path.exists():  # our files lie in the folder itself
-                continue
-            count, size = count + 1, size + path.stat().st_size
-            path.unlink(missing_ok=True)
-        return count, size
-
-    def _remove_orphans(self, name: TableName) -> None:
-        """Removes data files that were written and never became part of the table, if nobody writes now.
-
-        delta-rs leaves the file of a write that failed: a compaction that found too little room would keep
-        the disk full for ever [seen]. A writer that was killed leaves one too. What fails here, the next
-        failure or compaction does.
-        """
-        with contextlib.suppress(DeltaError, OSError), alone(self.root / name / _WRITING) as mine:
-            if mine:
-                self._handles[name].update_incremental()
-                known = {*(Path(file).name for file in self.files(name)), *self._old(name, 0)}
-                here = [path.name for path in (self.root / name).glob("part-*") if OURS.fullmatch(path.name)]
-                left = [file for file in here if file not in known]
-                if any((self.root / name / "_delta_log").glob("*.json.torn")):
-                    # Of a commit that a power cut tore: perhaps the only copy of its rows.
-                    for file in left:
-                        set_aside(self.root, name, self.root / name / file)
-                else:
-                    self._unlink(name, left)
+        return self._leftovers.trim_log(name, by_clock=by_clock)
 
     def _rewrite(
         self,
@@ -308,13 +274,13 @@ class Lake:
             with alone(self.root / name / "_compacting") as mine:
                 if not mine:
                     return None
-                with _while_writing(self.root / name / _WRITING, exclusive=alone_with) as free:
+                with _while_writing(self.root / name / WRITING, exclusive=alone_with) as free:
                     return rewrite(self._handles.load(name)) if free else None
         except CommitFailedError:
             self._handles.load(name)  # someone else changed the files: fine
             return {}
         except (DeltaError, OSError) as error:
-            self._remove_orphans(name)
+            self._leftovers.remove_orphans(name)
             raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
 
 

@@ -33,12 +33,14 @@ from driftline.clock import SECOND_US, Clock, SystemClock
 from driftline.errors import Unavailable
 from driftline.storage import commits
 from driftline.storage.compaction.layout import writer_properties
+from driftline.storage.compaction.merging import Stop, go_on
 from driftline.storage.lake import COMPACT_FILES, KEEP_HOURS
 from driftline.storage.objects import OPTIONS, address, connect, files_below
 from driftline.storage.opening import complete
 from driftline.storage.remedies import told
 from driftline.storage.resume import seen_in
 from driftline.storage.seen import Seen
+from driftline.storage.sightings import Sightings
 from driftline.storage.tables import TABLES, TableName
 
 LEASE = "rewriting"
@@ -60,16 +62,20 @@ class ObjectLake:
         self._clock = clock or SystemClock()
         self._handles: dict[TableName, DeltaTable] = {}
         self._compacted: dict[TableName, int] = dict.fromkeys(TABLES, 0)
+        self._leases = {name: Sightings() for name in TABLES}
         self.reload()
 
     def reload(self) -> None:
         for name in TABLES:
             self._handles[name] = self._open(name)
 
-    def refresh(self) -> None:
+    def refresh(self, *names: TableName) -> None:
         with self._words("read"):
-            for handle in self._handles.values():
-                handle.update_incremental()
+            for name in names or TABLES:
+                self._handles[name].update_incremental()
+
+    def count(self, name: TableName) -> int:
+        return len(self._handles[name].file_uris())
 
     @property
     def id(self) -> str:
@@ -110,14 +116,17 @@ class ObjectLake:
         at_least: int = COMPACT_FILES,
         keep_hours: int = KEEP_HOURS,
         fully: bool = False,
+        stop: Stop = go_on,
     ) -> bool:
-        """As :meth:`driftline.storage.lake.Lake.compact`, by delta-rs and under the lease."""
-        if len(self._handles[name].file_uris()) - self._compacted[name] < at_least:
+        """As :meth:`driftline.storage.lake.Lake.compact`, by delta-rs and under the lease; once begun it
+        cannot be stopped."""
+        self._compacted[name] = min(self._compacted[name], self.count(name))
+        if self.count(name) - self._compacted[name] < at_least or stop():
             return False
         done = self._rewrite(name, lambda handle: commits.join(handle, name))
         if done is None:
             return False
-        self._compacted[name] = len(self._handles[name].file_uris())
+        self._compacted[name] = self.count(name)
         self.vacuum(name, keep_hours=keep_hours)
         return True
 
@@ -128,11 +137,11 @@ class ObjectLake:
         *,
         cutoff_us: int | None = None,
         upto: Mapping[str, int] = MappingProxyType({}),
-    ) -> int:
+    ) -> int | None:
         """As :meth:`driftline.storage.lake.Lake.delete`."""
         done = self._rewrite(name, lambda handle: commits.delete(handle, name, predicate, cutoff_us, upto))
-        self._compacted[name] = min(self._compacted[name], len(self._handles[name].file_uris()))
-        return int((done or {}).get("num_deleted_rows", 0))
+        self._compacted[name] = min(self._compacted[name], self.count(name))
+        return int(done.get("num_deleted_rows", 0)) if done else None
 
     def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
         with self._words("rid of old files"):
@@ -192,8 +201,10 @@ class ObjectLake:
         handle = self._handles[name] = self._open(name)
         now_us = self._clock.now_us()
         try:
-            if now_us - commits.position(handle, LEASE) < LEASE_US:
+            lease_us = commits.position(handle, LEASE)
+            if lease_us > 0 and not self._given_up(name, lease_us):
                 return None
+            now_us = max(now_us, lease_us + 1)
             self._move_lease(handle, now_us)
             try:
                 return rewrite(handle)
@@ -206,6 +217,13 @@ class ObjectLake:
             return None
         except (DeltaError, OSError) as error:
             raise Unavailable(f"table {name} in {self.root} cannot be rewritten: {told(error)}") from error
+
+    def _given_up(self, name: TableName, lease_us: int) -> bool:
+        """Whether this lease has been taken for so long that its owner must be gone; clocks of hosts may
+        differ, so this lake must have seen it that long (see :mod:`.sightings`)."""
+        ages = {str(lease_us): (self._clock.now_us() - lease_us) / SECOND_US}
+        steady_s = self._clock.steady_us() / SECOND_US
+        return bool(self._leases[name].settled(ages, steady_s=steady_s, for_s=LEASE_US / SECOND_US))
 
     @staticmethod
     def _move_lease(handle: DeltaTable, to: int) -> None:

@@ -9,13 +9,14 @@ changes, a sink commits what waits, reads positions and marks again and goes on 
 that a partition is theirs, the tables refuse the commit of one, which then starts again.
 
 A table that got no rows is moved on by an empty commit every ``EMPTY_US`` and at the end. Ticks alone wait
-that long too. Every hour the sink that has partition 0 deletes what ``storage.retention`` no longer keeps
-(:mod:`.upkeep`).
+that long too. Every hour the sink that has partition 0 deletes what ``storage.retention`` no longer keeps;
+small files are merged in a thread of its own (:mod:`.upkeep`).
 
 On SIGTERM or Ctrl-C the sink first reads what its partitions held at that moment (at most ``CATCH_UP_US``),
-commits, leaves the group, compacts, writes ``catalog.duckdb`` and ends with 0; a second signal skips the
-reading. So stop the producers and stream workers first, the sinks last. Told to stop while broker or disk are
-away, it tries once more and says if something stays for the next sink.
+commits, leaves the group, gives up a merge that it is at, merges for ``_END_S`` at most, writes
+``catalog.duckdb`` and ends with 0; a second signal skips reading and merging. So stop the producers and
+stream workers first, the sinks last. Told to stop while broker or disk are away, it tries once more and says
+if something stays for the next sink.
 
 Broker away: one line, then tries again until it answers. Folder not writable, or refused by the broker, at
 start: one line, exit code 2. Disk full or a failed write later: one line, nothing is committed, tries again.
@@ -46,6 +47,7 @@ from driftline.storage.dead_letters import DeadLetters
 from driftline.storage.foresight import warnings
 from driftline.storage.lakes import open_lake
 from driftline.storage.membership import Membership
+from driftline.storage.merger import Merger
 from driftline.storage.reading import Reader, reading
 from driftline.storage.store import Conflict
 from driftline.storage.trouble import AGAIN_US, Trouble
@@ -59,7 +61,20 @@ _HEALTH_US = 10 * SECOND_US
 _RETRY_US = SECOND_US
 _NO_GROUP_US = 20 * SECOND_US
 """A sink that has no partitions for so long says why."""
+_END_S = 10.0
+"""Of merging at the end."""
 _MAX_WAITING_BYTES = 256 * 1024 * 1024
+_RARE = (
+    "merges",
+    "rows expired",
+    "gaps",
+    "records lost",
+    "conflicts",
+    "catalog_errors",
+    "upkeep errors",
+    "files set aside",
+)
+"""Counts that are shown only if they are not 0."""
 
 Say = Callable[[str], None]
 
@@ -130,7 +145,10 @@ class Sink:
         self._lake = open_lake(settings.storage.root)
         self._core = SinkCore(self._lake)
         self._counts = self._core.counts
-        self._upkeep = Upkeep(self._lake, settings.storage, counts=self._counts, say=say, clock=clock)
+        merger = Merger(lambda: open_lake(settings.storage.root), clock=clock)
+        self._upkeep = Upkeep(
+            self._lake, settings.storage, counts=self._counts, say=say, clock=clock, merger=merger
+        )
         self._dead = DeadLetters(settings.kafka)
         self._trouble = Trouble()
         self._danger = Trouble()
@@ -175,11 +193,13 @@ class Sink:
                     self._counts["conflicts"] += 1
                     self._wait(f"another sink wrote what this one was about to: {error}", stopping)
         finally:
+            self._upkeep.stop()
             if self._membership is not None:
                 self._membership.close()
+            self._upkeep.close()
         if not done:
             self._say("sink: stopped before all was stored; the next sink goes on where this one stood")
-        self._upkeep.finish()
+        self._upkeep.finish(within_s=_END_S, stop=lambda: stopping.hurry)
         self._health()
 
     def _session(self, stopping: _Stopping) -> None:
@@ -193,6 +213,7 @@ class Sink:
                 self._membership = Membership(self._kafka, group, session_us=session_us, clock=self._clock)
             while not stopping.event.is_set():
                 self._turn(reader, self._membership)
+            self._upkeep.stop()
             self._catch_up(reader, self._membership, stopping)
             if self._mine is None:
                 raise Unavailable(self._membership.trouble or "the group gave this sink no answer")
@@ -344,11 +365,10 @@ class Sink:
             return
         self._last_said = counts.copy()
         named = ("received", "samples", "rows", "commits", "duplicate", "undecodable", "unknown")
-        rare = ("rows expired", "gaps", "records lost", "conflicts", "catalog_errors", "files set aside")
         shown = [f"{name} {counts[name]:,}" for name in named] + [f"behind {self._behind:,}"]
-        self._say(
-            "sink: " + ", ".join([*shown, *(f"{name} {counts[name]:,}" for name in rare if counts[name])])
-        )
+        shown += [f"{name} {counts[name]:,}" for name in _RARE if counts[name]]
+        shown += [doing] if (doing := self._upkeep.doing) else []
+        self._say("sink: " + ", ".join(shown))
 
 
 def _in_words(error: Unavailable | KafkaError) -> str:

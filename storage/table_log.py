@@ -16,7 +16,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow.parquet as pq
 
 COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
@@ -94,23 +98,48 @@ def _is_spare(log: Path, names: list[str]) -> bool:
     return {f"{at:020d}.json" for at in range(first, int(newest[:20]) + 1)} <= set(names)
 
 
-def trim(folder: Path, now_s: float) -> int:
-    """Removes the commits and checkpoints before the newest checkpoint that is older than ``KEEP_LOG_S`` and
-    not the last one; how many. The table stays what it is, and so does every handle of the last minutes.
+def checkpoints(folder: Path) -> list[Path]:
+    """Those of the table's log, oldest first."""
+    return sorted(path for path in (folder / "_delta_log").iterdir() if _CHECKPOINT.fullmatch(path.name))
+
+
+def trim(folder: Path, old: Collection[str]) -> int:
+    """Removes the commits and checkpoints before the newest checkpoint that is one of ``old`` (names of those
+    that have been there for ``KEEP_LOG_S``) and not the last one; how many. The table stays what it is, and
+    so does every handle of the last minutes.
 
     Does nothing unless that checkpoint and the last one look whole: each may have to stand in for the other.
     """
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir())
-    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)]
-    old = [name for name in checkpoints[:-1] if now_s - (log / name).stat().st_mtime > KEEP_LOG_S]
-    if not old or not (_is_parquet(log / old[-1]) and _is_parquet(log / checkpoints[-1])):
+    found = [name for name in names if _CHECKPOINT.fullmatch(name)]
+    past = [name for name in found[:-1] if name in old]
+    if not past or not (_is_parquet(log / past[-1]) and _is_parquet(log / found[-1])):
         return 0
     kinds = (COMMIT, _CHECKPOINT)
-    gone = [n for n in names if any(kind.fullmatch(n) for kind in kinds) and int(n[:20]) < int(old[-1][:20])]
+    gone = [n for n in names if any(kind.fullmatch(n) for kind in kinds) and int(n[:20]) < int(past[-1][:20])]
     for name in gone:
         (log / name).unlink(missing_ok=True)  # another sink may trim too
     return len(gone)
+
+
+def removals(folder: Path) -> dict[str, int]:
+    """Names of files that the log says are no longer part of the table, with when that was (ms since 1970, by
+    the clock of who removed them): all that it still tells, whatever the time. A file may have come back.
+
+    Raises OSError or ValueError if the log cannot be read, also if it is trimmed meanwhile."""
+    log = folder / "_delta_log"
+    names = sorted(path.name for path in log.iterdir())
+    found: dict[str, int] = {}
+    for name in [name for name in names if _CHECKPOINT.fullmatch(name)][-1:]:
+        removed = pq.read_table(log / name, columns=["remove"]).column("remove")
+        for remove in removed.filter(removed.is_valid()).to_pylist():
+            found[unquote(remove["path"])] = remove["deletionTimestamp"] or 0
+    for name in _commits(names):
+        for line in (log / name).read_bytes().splitlines():
+            if b'"remove"' in line and (remove := json.loads(line).get("remove")) is not None:
+                found[unquote(remove["path"])] = remove.get("deletionTimestamp") or 0
+    return found
 
 
 def _commits(names: list[str]) -> list[str]:

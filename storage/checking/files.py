@@ -24,7 +24,7 @@ from driftline.storage.checking.findings import Finding
 from driftline.storage.checking.strays import Stray, strays
 from driftline.storage.listing import file_paths
 from driftline.storage.remedies import fault_of, told
-from driftline.storage.table_log import empty_commit
+from driftline.storage.table_log import empty_commit, removals
 from driftline.storage.tables import TABLES, TableName
 
 Progress = Callable[[int, str], None]
@@ -205,18 +205,18 @@ def float_statistics(file: pq.ParquetFile) -> str | None:
     return None
 
 
-def known_names(table: TableFiles) -> set[str]:
-    """Names of the files that the table has or had."""
+def known_names(folder: Path, table: TableFiles) -> set[str]:
+    """Names of the files that the table has or had, whatever this host's clock says of when."""
     assert table.handle is not None
     old = table.handle.vacuum(0, dry_run=True, enforce_retention_duration=False)
-    return {Path(file).name for file in [*table.files, *old]}
+    return {Path(file).name for file in [*table.files, *old]} | removals(folder).keys()
 
 
 def check_strays(root: Path, table: TableFiles) -> list[Finding]:
     """Names what lies beside the files; what a commit on its way may have written is no finding."""
     folder = root / table.name
     now_s = time.time()
-    table.strays = strays(folder, known_names(table), now_s)
+    table.strays = strays(folder, known_names(folder, table), now_s)
     left = [stray for stray in table.strays if stray.kind == "ours"]
     if left and not _decided(folder, table):
         table.strays = [stray for stray in table.strays if stray.kind != "ours"]
@@ -248,7 +248,7 @@ def _decided(folder: Path, table: TableFiles) -> bool:
                 again = TableFiles(table.name, DeltaTable(str(folder)))
                 assert again.handle is not None
                 again.files = file_paths(folder, again.handle)
-                table.strays = strays(folder, known_names(again), time.time())
+                table.strays = strays(folder, known_names(folder, again), time.time())
                 return True
         time.sleep(0.05)
     return False
@@ -260,7 +260,10 @@ _SAID = {
     "empty": ("files of 0 bytes", _ASIDE),
     "torn": ("files that are cut off or no Parquet", _ASIDE),
     "unfinished": ("unfinished files of something else", _ASIDE),
-    "delta": ("files of another writer of Delta tables", "a day old, they are moved to quarantine"),
+    "delta": (
+        "files of another writer of Delta tables",
+        "after a day they are moved to quarantine by the sink, after two by driftline storage repair",
+    ),
     "foreign": ("Parquet files that are not of the table", _ASIDE),
     "other": ("other files", "nothing takes them for rows; they stay"),
 }

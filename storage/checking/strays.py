@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from driftline.storage.sightings import DOUBT_S
+
 Kind = Literal["ours", "empty", "torn", "unfinished", "delta", "foreign", "other"]
 QUARANTINE = "quarantine"
 OURS = re.compile(r"part-.*-c000\.zstd\.parquet(#\d+)?")
@@ -28,6 +30,7 @@ LOCKS = frozenset({"_writing", "_compacting", "_catalog", "_delta_log"})
 DELTA_AGE_S = 86_400.0
 """What another writer of Delta tables left is set aside when it is so old: no commit takes so long."""
 LOG_AGE_S = 600.0
+"""An empty file in a log is set aside when it is so old: a younger one may become a commit."""
 _OF_LOG = re.compile(r"\d{20}\.(json|json\.torn|crc|checkpoint(\..*)?\.parquet(\.torn)?|.*\.compacted\.json)")
 _MAGIC = b"PAR1"
 
@@ -41,11 +44,20 @@ class Stray(NamedTuple):
     age_s: float
 
     @property
-    def movable(self) -> bool:
-        """Whether it may be set aside while others write: it is certainly of no commit on its way."""
+    def wait_s(self) -> float | None:
+        """How long it must have lain there before it is certainly of no commit on its way, and may be set
+        aside while others write; None: never."""
+        if self.kind in ("ours", "other"):
+            return None
         if self.path.name.startswith("part-"):  # of another writer of Delta tables, whole or not yet
-            return self.kind not in ("ours", "other") and self.age_s > DELTA_AGE_S
-        return self.kind in ("empty", "torn", "unfinished", "foreign")
+            return DELTA_AGE_S
+        return LOG_AGE_S if self.path.parent.name == "_delta_log" else 0.0
+
+    @property
+    def movable(self) -> bool:
+        """Whether one who looks only once may set it aside: by its time, and clocks may be wrong."""
+        wait_s = self.wait_s
+        return wait_s is not None and (not wait_s or self.age_s >= wait_s + DOUBT_S)
 
 
 def strays(folder: Path, known: Collection[str], now_s: float) -> list[Stray]:
@@ -57,9 +69,8 @@ def strays(folder: Path, known: Collection[str], now_s: float) -> list[Stray]:
                 state = entry.stat()
             except FileNotFoundError:
                 continue  # of a commit that has just landed
-            size, age = state.st_size, now_s - state.st_mtime
-            left = not size and age > LOG_AGE_S  # a younger one may become a commit
-            found.append(Stray(Path(entry.path), "empty" if left else "other", size, age))
+            kind: Kind = "other" if state.st_size else "empty"  # which may yet become a commit
+            found.append(Stray(Path(entry.path), kind, state.st_size, now_s - state.st_mtime))
     return sorted(found)
 
 

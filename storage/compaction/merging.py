@@ -46,6 +46,19 @@ NewFile = Callable[[], Path]
 """Gives the path of a file that does not exist yet."""
 
 
+Stop = Callable[[], bool]
+"""Whether to stop."""
+
+
+def go_on() -> bool:
+    """Never stop."""
+    return False
+
+
+class Stopped(Exception):
+    """Told to stop before all was merged."""
+
+
 class Unsorted(Exception):
     """A source whose rows are not in order."""
 
@@ -54,25 +67,29 @@ class Unsorted(Exception):
         self.source = source
 
 
-def merge(name: TableName, sources: Sequence[Path], new_file: NewFile, *, stays: bool) -> list[Path]:
+def merge(
+    name: TableName, sources: Sequence[Path], new_file: NewFile, *, stays: bool, stop: Stop = go_on
+) -> list[Path]:
     """Writes the rows of ``sources`` (oldest first) into new files, sorted, and gives these.
 
-    The files are cut between days (:func:`~driftline.storage.compaction.plan.cuts`) and by size. If it raises
-    (OSError, duckdb.Error, pa.ArrowException), whoever calls removes all that ``new_file`` gave.
+    The files are cut between days (:func:`~driftline.storage.compaction.plan.cuts`) and by size. ``stop`` is
+    asked before each block. If it raises (Stopped, OSError, duckdb.Error, pa.ArrowException), whoever calls
+    removes all that ``new_file`` gave.
     """
-    known = _Known(name, sources)
+    known = _Known(name, sources, stop)
     given: list[Path] = []
     for source in sources:
-        given += [source] if in_table_order(source) else _sorted_pieces(known, source, new_file)
+        given += [source] if in_table_order(source) else _sorted_pieces(known, source, new_file, stop)
     while True:
         output = Merged(name, known.texts_of_codes, known.cuts, DAY.get(name), new_file, stays=stays)
         try:
             for block in _blocks(known, given):
+                go_on_unless(stop)
                 output.add(block)
         except Unsorted as error:
             output.abandon()
             at = given.index(error.source)
-            given[at : at + 1] = _sorted_pieces(known, error.source, new_file)
+            given[at : at + 1] = _sorted_pieces(known, error.source, new_file, stop)
             continue
         except BaseException:
             output.abandon()
@@ -86,10 +103,16 @@ def merge(name: TableName, sources: Sequence[Path], new_file: NewFile, *, stays:
         return files
 
 
+def go_on_unless(stop: Stop) -> None:
+    """Raises Stopped if it is so."""
+    if stop():
+        raise Stopped
+
+
 class _Known:
     """What the sources hold together, which makes rows of all of them comparable."""
 
-    def __init__(self, name: TableName, sources: Sequence[Path]) -> None:
+    def __init__(self, name: TableName, sources: Sequence[Path], stop: Stop) -> None:
         self.name = name
         self.columns = TABLES[name].columns
         self._order = TABLES[name].order
@@ -102,11 +125,10 @@ class _Known:
         self._range: dict[str, tuple[int, int]] = {}
         with duckdb.connect(config={"threads": 1, "memory_limit": "1GB"}) as db:
             for column in sorted(texts):
-                found = db.execute(f"SELECT DISTINCT {identifier(column)} FROM {read}").fetchall()
-                self._texts[column] = pa.array(
-                    sorted(text for (text,) in found if text is not None), pa.utf8()
-                )
+                go_on_unless(stop)
+                self._texts[column] = _texts(db, identifier(column), read)
             for column in self._order:
+                go_on_unless(stop)
                 if column not in texts:
                     query = f"SELECT min({identifier(column)}), max({identifier(column)}) FROM {read}"
                     low, high = db.execute(query).fetchall()[0]
@@ -162,6 +184,13 @@ class _Known:
         if codes.null_count:
             part[codes.is_null().to_numpy()] = 0
         return part, width - spare + (1 if spare else 0)
+
+
+def _texts(db: duckdb.DuckDBPyConnection, column: str, read: str) -> pa.Array:
+    """Each text of a column once, in order. As Python's own objects a million of them would hold the
+    interpreter, and so the sink, for seconds."""
+    query = f"SELECT DISTINCT {column} FROM {read} WHERE {column} IS NOT NULL ORDER BY 1"
+    return db.sql(query).to_arrow_table().column(0).cast(pa.utf8()).combine_chunks()
 
 
 def _cuts(db: duckdb.DuckDBPyConnection, name: TableName, read: str) -> list[int]:
@@ -247,13 +276,14 @@ def _batch_rows(sources: Sequence[Path]) -> int:
     return max(_LEAST_BATCH, min(_MOST_BATCH, BUDGET_BYTES // row_bytes // len(sources)))
 
 
-def _sorted_pieces(known: _Known, source: Path, new_file: NewFile) -> list[Path]:
+def _sorted_pieces(known: _Known, source: Path, new_file: NewFile, stop: Stop) -> list[Path]:
     """The rows of an unsorted file in sorted ones of bounded size."""
     made: list[Path] = []
     waiting: list[pa.Table] = []
     least = min(SORTED_PIECE_ROWS, _batch_rows([source]) * 16)
 
     def write() -> None:
+        go_on_unless(stop)
         table = pa.concat_tables(waiting).combine_chunks()
         waiting.clear()
         output = Merged(known.name, known.texts_of_codes, [], None, new_file, stays=False)

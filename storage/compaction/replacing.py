@@ -32,7 +32,7 @@ from deltalake.exceptions import DeltaError
 
 from driftline.errors import Unavailable
 from driftline.storage.compaction.layout import bare_schema
-from driftline.storage.compaction.merging import DAY, merge
+from driftline.storage.compaction.merging import DAY, Stop, Stopped, go_on, merge
 from driftline.storage.compaction.plan import DAY_US, Job, Piece, next_job
 from driftline.storage.remedies import told
 from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
@@ -40,8 +40,6 @@ from driftline.storage.tables import TABLES, TIME, TableName, sorts_well
 _TRIES = 1_000
 _CHECKPOINT_EVERY = 100
 """Commits, as delta-rs does."""
-_SETTLED_S = 600
-"""What was written longer ago is on the disk by itself."""
 _LONGEST_TEXT = 256
 """Longer smallest and largest texts are not told."""
 
@@ -52,24 +50,30 @@ def can_compact(handle: DeltaTable, name: TableName) -> bool:
     return {field.name for field in handle.schema().fields} <= known
 
 
-def compact(handle: DeltaTable, folder: Path, name: TableName, *, fully: bool = False) -> bool:
+def compact(
+    handle: DeltaTable, folder: Path, name: TableName, *, fully: bool = False, stop: Stop = go_on
+) -> bool:
     """Merges files of the table until :func:`~driftline.storage.compaction.plan.next_job` finds no more to
-    do; says if anything changed.
+    do, or ``stop()`` holds; says if anything changed.
 
     ``handle`` must be fresh, and no other compaction or deletion may run in this folder (the caller's
-    locks); it shows the new files afterwards. Appends of others are no obstacle. Raises OSError,
-    Unavailable or DeltaError; then what was not finished leaves nothing behind."""
+    locks); it does not show the new files afterwards. Appends of others are no obstacle, however many.
+    Raises OSError, Unavailable or DeltaError; what was not finished leaves nothing behind."""
     changed = False
     pieces = pieces_of(handle, folder, name)
-    while job := next_job(pieces, fully=fully):
-        new = _do(handle, folder, name, job)
+    while (job := next_job(pieces, fully=fully)) and not stop():
+        try:
+            new = _do(folder, name, job, stop)
+        except Stopped:
+            break
         if not new:
             break
         changed = True
         taken = {piece.path for piece in job.pieces}
         names = {file.name for file in new} if len(new) < len(taken) else set()  # else cut by days: enough
         known = {piece.path for piece in pieces} - taken | names  # what others appended meanwhile can wait
-        pieces = [piece for piece in pieces_of(handle, folder, name) if piece.path in known]
+        now = pieces_of(DeltaTable(str(folder)), folder, name)
+        pieces = [piece for piece in now if piece.path in known]
     return changed
 
 
@@ -77,7 +81,7 @@ def rewrite(handle: DeltaTable, folder: Path, name: TableName, files: Collection
     """Writes files of the table anew, each for itself, with what ours have and nothing else; says if
     anything changed. As :func:`compact` otherwise."""
     pieces = [piece for piece in pieces_of(handle, folder, name) if piece.path in files]
-    done = [_do(handle, folder, name, Job((piece,), stays=True)) for piece in pieces]
+    done = [_do(folder, name, Job((piece,), stays=True), go_on) for piece in pieces]
     return any(done)
 
 
@@ -110,7 +114,7 @@ def _day(instant_us: int | None) -> int | None:
     return None if instant_us is None else instant_us // DAY_US
 
 
-def _do(handle: DeltaTable, folder: Path, name: TableName, job: Job) -> list[Path]:
+def _do(folder: Path, name: TableName, job: Job, stop: Stop) -> list[Path]:
     """Merges and commits; gives the new files, none if somebody else removed one of the old ones."""
     asked: list[Path] = []
 
@@ -120,7 +124,7 @@ def _do(handle: DeltaTable, folder: Path, name: TableName, job: Job) -> list[Pat
 
     try:
         sources = [folder / piece.path for piece in job.pieces]
-        files = merge(name, sources, new_file, stays=job.stays)
+        files = merge(name, sources, new_file, stays=job.stays, stop=stop)
         staged = _staged(folder, name, job.pieces, files)
     except BaseException as error:
         _remove(asked)
@@ -130,7 +134,7 @@ def _do(handle: DeltaTable, folder: Path, name: TableName, job: Job) -> list[Pat
         raise
     # From here on an error or a signal may come after the commit: then only the log can tell whose files
     # these are, and whoever called asks it.
-    if replace_files(handle, folder, staged, job.pieces):
+    if replace_files(folder, staged, job.pieces, files):
         return files
     _remove(asked)
     return []
@@ -158,11 +162,14 @@ def _staged(folder: Path, name: TableName, old: Sequence[Piece], new: Sequence[P
     return temporary
 
 
-def replace_files(handle: DeltaTable, folder: Path, staged: Path, old: Sequence[Piece]) -> bool:
+def replace_files(folder: Path, staged: Path, old: Sequence[Piece], new: Sequence[Path]) -> bool:
     """Commits what is staged; False if the table no longer has all of the ``old`` files.
 
-    Raises OSError or DeltaError, perhaps after the commit."""
+    Raises OSError, DeltaError or Unavailable, perhaps after the commit."""
     log = folder / "_delta_log"
+    # Loaded now: while the merge ran, the log may have been trimmed beyond where it began, and a version
+    # that was trimmed looks free.
+    handle = DeltaTable(str(folder))
     try:
         for _ in range(_TRIES):
             if not {piece.path for piece in old} <= set(_active(handle)):
@@ -180,7 +187,9 @@ def replace_files(handle: DeltaTable, folder: Path, staged: Path, old: Sequence[
             return False
     finally:
         staged.unlink(missing_ok=True)
-    handle.update_incremental()
+    handle = DeltaTable(str(folder))
+    if {file.name for file in new}.isdisjoint(_active(handle)):
+        raise Unavailable(f"the log of {folder} went on while a merge stood still: nothing was merged")
     if (version + 1) % _CHECKPOINT_EVERY == 0:
         with contextlib.suppress(DeltaError, OSError):  # the next one will do
             handle.create_checkpoint()
@@ -191,15 +200,14 @@ def _settle(folder: Path, handle: DeltaTable) -> None:
     """Brings to the disk what others committed lately and delta-rs did not wait for.
 
     Our commit waits for the disk. If it came there before an older one, a power cut would leave a torn commit
-    below a whole one: not the end of the log, which can be given up, but a hole, which cannot."""
+    below a whole one: not the end of the log, which can be given up, but a hole, which cannot. Of what is on
+    the disk already this costs next to nothing, so no clock is asked."""
     log = folder / "_delta_log"
     version = handle.version()
     recent = [log / f"{at:020d}.json" for at in range(max(0, version - _CHECKPOINT_EVERY), version + 1)]
-    since = time.time() - _SETTLED_S
     for file in [*(folder / unquote(path) for path in _active(handle)), *recent, log, folder]:
         try:
-            if file.is_dir() or file.stat().st_mtime > since:
-                _sync(file)
+            _sync(file)
         except FileNotFoundError:
             continue  # behind a checkpoint, or missing for long
 

@@ -73,7 +73,7 @@ def test_many_flushes_of_four_partitions_become_a_few_files_and_no_reader_notice
             upkeep.compact()
             clock.advance(10 * SECOND)
             if at in (flushes * 3 // 4, flushes - 1):
-                upkeep._next_expiry = 0
+                upkeep._next_expiry.clear()
                 upkeep.expire(make.uuid, partitions)
                 upkeep.tidy()
                 upkeep.trim()

@@ -100,7 +100,7 @@ def test_what_another_writer_of_delta_tables_may_commit_is_left_for_a_day(store:
     other = store.root / "samples" / "part-00000-2-c000.snappy.parquet"
     shutil.copy(store.lake.files("samples")[0], other)
     assert store.lake.set_aside("samples") == []
-    os.utime(other, (other.stat().st_mtime - 2 * 86_400,) * 2)
+    os.utime(other, (other.stat().st_mtime - 3 * 86_400,) * 2)
     assert [stray.path for stray in store.lake.set_aside("samples")] == [other]
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_another_writer_of_delta_tables_is_writing_is_left_for_a_day
     other = store.root / "samples" / name
     other.write_bytes(Path(store.lake.files("samples")[0]).read_bytes()[:size])
     assert store.lake.set_aside("samples") == []
-    os.utime(other, (other.stat().st_mtime - 2 * 86_400,) * 2)
+    os.utime(other, (other.stat().st_mtime - 3 * 86_400,) * 2)
     assert [stray.path for stray in store.lake.set_aside("samples")] == [other]
 
 
@@ -148,7 +148,7 @@ def test_an_empty_file_in_a_log_is_left_while_it_may_become_a_commit(store: Any,
     left = store.root / "samples" / "_delta_log" / "_commit_1.json.tmp"
     left.write_bytes(b"")
     assert store.lake.set_aside("samples") == []
-    os.utime(left, (left.stat().st_mtime - 3600,) * 2)
+    os.utime(left, (left.stat().st_mtime - 2 * 86_400,) * 2)
     assert [stray.path for stray in store.lake.set_aside("samples")] == [left]
 
 

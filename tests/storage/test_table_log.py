@@ -171,7 +171,7 @@ def test_a_log_of_ten_thousand_commits_is_trimmed_to_what_the_table_needs(tmp_pa
             stale.reload()
     assert lake.trim_log("facts") == 0, "what is young stays"
     for path in folder.iterdir():
-        os.utime(path, (time.time() - 3600,) * 2)
+        os.utime(path, (time.time() - 2 * 86_400,) * 2)
     assert lake.trim_log("facts") > 150
     assert len(list(folder.glob("*.json"))) < 240
     assert Lake(tmp_path).version("facts", "u/0") == 330

@@ -117,13 +117,13 @@ def clean(root: str, tables: Sequence[str], *, keep_hours: int, as_json: bool) -
     _renew_catalog(root)  # before: it may name files that go
     rows = []
     for name, lake in _each(root, tables, "cleaning"):
-        files, size = lake.vacuum(name, keep_hours=keep_hours)
+        files, size = lake.vacuum(name, keep_hours=keep_hours, by_clock=True)
         rows.append(
             {
                 "table": name,
                 "files_deleted": files,
                 "bytes_freed": size,
-                "commits_trimmed": lake.trim_log(name),
+                "commits_trimmed": lake.trim_log(name, by_clock=True),
             }
         )
     _print_rows(rows, as_json=as_json)
