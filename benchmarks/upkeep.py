@@ -3,13 +3,15 @@
     .venv/bin/python benchmarks/upkeep.py [--quick]
 
 A sink's core, its tables and their upkeep, without Kafka: evaluated items with long answers and samples come
-in turns, a commit each, as fast as they are taken; then few samples, a commit every half a second, until nothing
-is left to merge. ``..._blocked_ms_max``: the longest turn (taking records, commit, what upkeep does in
-the sink's own thread); ``..._p50``, ``..._p99`` of all turns. ``ours``: a merger beside it, as in a sink;
-``loop``: merged in the loop. Each in a process of its own, one after the other. ``..._wake_ms_max``: how late
-a second thread was at worst that wants to run every 10 ms, as the group's heartbeats do. ``..._cpu_s_per_million_rows``: of the whole
-process, rows made, committed and merged. ``..._close_ms``: told to stop half a second into one more merge.
-The last line is one JSON object.
+in turns, a commit each, as fast as they are taken; then few samples, a commit every half a second, until
+nothing is left to merge. ``loop``: merged in the sink's loop; ``ours``: by a merger beside it, as a sink
+does. Each in a process of its own, one after the other.
+
+``..._blocked_ms_max``, ``_p99``, ``_p50``: of the turns (taking records, commit, what upkeep does in the
+sink's own thread). ``..._wake_ms_max``: how late a second thread was at worst that wants to run every 10 ms,
+as the group's heartbeats do. ``..._cpu_s_per_million_rows``: of the whole process; rows decoded, committed
+and merged. ``..._close_ms``: told to stop half a second into one more merge. The last line is one JSON
+object.
 """
 
 from __future__ import annotations

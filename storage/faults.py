@@ -1,9 +1,9 @@
 """Any error of the tables' upkeep as one line: none of them may end a sink, or a thread, without a word.
 
-    Unavailable, BadData, SettingsError     words already
-    DuckDB, delta-rs, the system            as they say it, with the remedy where one is known
-    no memory                               so
-    anything else                           a fault of driftline: its kind, and the lines where it arose
+Unavailable, BadData, SettingsError     words already
+DuckDB, delta-rs, the system            as they say it, with the remedy where one is known
+no memory                               so
+anything else                           a fault of driftline: its kind, and the lines where it arose
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     strays     what others left there (:mod:`.checking.strays`)
     the log    entries behind a checkpoint, which handles and readers of a moment ago still rest on
 
-What was part of the table the log says, whatever time stands beside it: delta-rs counts by this host's clock,
-and with one that was set back it forgets what was replaced "later" than now. Each look loads the table anew: a
-handle that stood still while others went on would take their files for nobody's. What is taken away because
-it is old was seen to be old by this process (:mod:`.sightings`).
+What was part of the table its log says, whatever time stands beside it: delta-rs counts by this host's
+clock, and with one that was set back it forgets what was replaced "later" than now. Each look loads the table
+anew: a handle that stood still while others went on would take their files for nobody's. What is taken away
+because it is old was seen to be old by this process (:mod:`.sightings`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Leftovers:
                 old = self._seen["replaced", name].settled(ages, steady_s=self._steady_s(), for_s=keep_s)
             return _unlink(folder, old)
         except (DeltaError, OSError, ValueError) as error:
-            raise Unavailable(f"table {name} in {self._root} cannot be rid of old files: {told(error)}") from error
+            raise Unavailable(
+                f"table {name} in {self._root} cannot be rid of old files: {told(error)}"
+            ) from error
 
     def remove_orphans(self, name: TableName) -> None:
         """Removes data files that were written and never became part of the table, if nobody writes now.

@@ -4,7 +4,7 @@
 
 The thread is to the tables what another process is: its handles are its own, and the file locks of design 003
 keep it apart from whoever else compacts, deletes or cleans up. It touches nothing of the sink's but what is
-here, says nothing itself, and outlives every error: that is news, too, and the sink decides when to try again.
+here, says nothing itself, and outlives every error: that is news, too, and the sink decides when to retry.
 
 :meth:`Merger.close` is quick: a merge asks before each block of rows whether to go on, and removes its files
 if not. Only delta-rs's own compaction (object stores, tables with columns of a later version) cannot be
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from driftline.clock import SECOND_US, Clock
