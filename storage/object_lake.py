@@ -4,9 +4,10 @@ A commit is safe by itself: delta-rs puts the next entry of a table's log only i
 put), and refuses it if one of its application ids was committed since the handle was loaded. A compaction is
 not: two of the same files would both land and double every row. So who compacts or deletes first commits the
 lease of the table (its version is the instant at which it was taken, by the clock of the host), in the way in
-which positions are committed: of two sinks that take it at once one is refused, and a lease of the last
-``LEASE_US`` is not taken. Whoever is done gives it back. Hosts' clocks must agree within that time, and no
-sink may stand still for longer in the middle of a compaction and then go on: that would not be noticed.
+which positions are committed: of two sinks that take it at once one is refused. Whoever is done gives it
+back; what another sink has seen unchanged for ``LEASE_US`` by its own steady clock (or what is a day older by
+all clocks) was left by one that is gone. No sink may stand still for longer in the middle of a compaction
+and then go on: that would not be noticed.
 
 Files that killed writers left cannot be told from those of a commit on its way, so they stay; they cost
 room and nothing else. There is no ``catalog.duckdb`` (it could not be read without an extension and

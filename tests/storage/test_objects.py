@@ -144,6 +144,8 @@ def test_compactions_at_once_double_nothing_and_a_lease_runs_out(root: str, make
     other = ObjectLake(root, clock=clock)
     assert not other.compact("samples", at_least=0)
     assert other.delete("samples", "step < 4") is None
+    ahead = ObjectLake(root, clock=ManualClock(now_us=make.t0 + 5 * LEASE_US))
+    assert ahead.delete("samples", "step < 4") is None, "its clock says nothing of the other's"
     clock.advance(LEASE_US)
     assert other.delete("samples", "step < 4") == 4
     assert other.version("samples", LEASE) == 0
