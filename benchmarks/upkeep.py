@@ -155,6 +155,7 @@ def variant(root: Path, *, thread: bool, commits: int) -> dict[str, float]:
     while sink.merging:
         time.sleep(2)
         sink.turn(items=0, samples=100)
+    merge_cpu_s = Timed.merge_cpu_s
     rows, turns = sink.rows, sorted(sink.turns_ms)
     before = {name: len(sink.lake.files(name)) for name in TABLE_NAMES}
     while thread and not sink.merging:
@@ -170,7 +171,7 @@ def variant(root: Path, *, thread: bool, commits: int) -> dict[str, float]:
         "blocked_ms_p99": turns[len(turns) * 99 // 100],
         "blocked_ms_p50": turns[len(turns) // 2],
         "wake_ms_max": waker.late_ms,
-        "merge_cpu_s_per_million_rows": Timed.merge_cpu_s / rows * 1e6,
+        "merge_cpu_s_per_million_rows": merge_cpu_s / rows * 1e6,
         "close_ms": (time.perf_counter() - began) * 1000,
         "own_cpu_ms_max": max(sink.cpu_ms),
         "commits": float(len(turns)),

@@ -21,7 +21,7 @@ from driftline.records import Record
 from driftline.settings import StorageSettings
 from driftline.storage.alone import alone
 from driftline.storage.checking.check import check
-from driftline.storage.compaction import merged, merging
+from driftline.storage.compaction import groups, merging
 from driftline.storage.compaction import replacing as compaction
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
@@ -55,7 +55,7 @@ class Held:
             return merge(name, sources, new_file, stays=stays, stop=stop)
 
         monkeypatch.setattr(merging, "_MOST_BATCH", 16)
-        monkeypatch.setattr(merged, "ROW_GROUP", 8)
+        monkeypatch.setattr(groups, "ROW_GROUP", 8)
         monkeypatch.setattr(compaction, "merge", slow)
 
     def wait(self) -> None:
@@ -196,7 +196,7 @@ def test_the_end_of_a_sink_merges_no_longer_than_it_may(sink: Sink, monkeypatch:
 
 _KILLED = """
 import os, signal, sys, threading
-from driftline.storage.compaction import merged, merging
+from driftline.storage.compaction import groups, merging
 from driftline.storage.lake import Lake
 from driftline.storage.leftovers import known_names
 from driftline.storage.merger import Merger
@@ -204,7 +204,7 @@ from driftline.clock import SystemClock
 root = sys.argv[1]
 entered, lake = threading.Event(), Lake(root)
 blocks = merging._blocks
-merging._MOST_BATCH, merged.ROW_GROUP = 16, 8
+merging._MOST_BATCH, groups.ROW_GROUP = 16, 8
 def held(known, given):
     for block in blocks(known, given):
         yield block
