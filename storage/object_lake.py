@@ -144,7 +144,10 @@ class ObjectLake:
         self._compacted[name] = min(self._compacted[name], self.count(name))
         return int(done.get("num_deleted_rows", 0)) if done else None
 
-    def vacuum(self, name: TableName, *, keep_hours: int = KEEP_HOURS) -> tuple[int, int]:
+    def vacuum(
+        self, name: TableName, *, keep_hours: int = KEEP_HOURS, by_clock: bool = True
+    ) -> tuple[int, int]:
+        """As :meth:`driftline.storage.lake.Lake.vacuum`, but always by this host's clock."""
         with self._words("rid of old files"):
             handle = self._handles[name]
             old = handle.vacuum(keep_hours, dry_run=True, enforce_retention_duration=False)
@@ -184,10 +187,10 @@ class ObjectLake:
             time.sleep(_TRY_S)
         raise Unavailable(
             f"table {name} in {self.root} is being rewritten by a sink, or one was killed while it did: try "
-            f"again in a minute, and then in an hour ({name} is free again when its lease has run out)"
+            f"again in a minute ({name} is free again when a sink has seen its lease for an hour, or in a day)"
         )
 
-    def trim_log(self, name: TableName) -> int:
+    def trim_log(self, name: TableName, *, by_clock: bool = True) -> int:
         """Nothing: delta-rs does it by the table's own property."""
         return 0
 

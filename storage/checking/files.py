@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -205,18 +205,19 @@ def float_statistics(file: pq.ParquetFile) -> str | None:
     return None
 
 
-def known_names(folder: Path, table: TableFiles) -> set[str]:
-    """Names of the files that the table has or had, whatever this host's clock says of when."""
+def known_names(table: TableFiles, removed: Iterable[str] = ()) -> set[str]:
+    """Names of the files that the table has or had, those ``removed`` too: delta-rs leaves out what was
+    removed "later" than now by this host's clock."""
     assert table.handle is not None
     old = table.handle.vacuum(0, dry_run=True, enforce_retention_duration=False)
-    return {Path(file).name for file in [*table.files, *old]} | removals(folder).keys()
+    return {Path(file).name for file in [*table.files, *old]} | set(removed)
 
 
 def check_strays(root: Path, table: TableFiles) -> list[Finding]:
     """Names what lies beside the files; what a commit on its way may have written is no finding."""
     folder = root / table.name
     now_s = time.time()
-    table.strays = strays(folder, known_names(folder, table), now_s)
+    table.strays = strays(folder, known_names(table, removals(folder)), now_s)
     left = [stray for stray in table.strays if stray.kind == "ours"]
     if left and not _decided(folder, table):
         table.strays = [stray for stray in table.strays if stray.kind != "ours"]
@@ -248,7 +249,7 @@ def _decided(folder: Path, table: TableFiles) -> bool:
                 again = TableFiles(table.name, DeltaTable(str(folder)))
                 assert again.handle is not None
                 again.files = file_paths(folder, again.handle)
-                table.strays = strays(folder, known_names(folder, again), time.time())
+                table.strays = strays(folder, known_names(again, removals(folder)), time.time())
                 return True
         time.sleep(0.05)
     return False
