@@ -187,7 +187,7 @@ class ObjectLake:
             time.sleep(_TRY_S)
         raise Unavailable(
             f"table {name} in {self.root} is being rewritten by a sink, or one was killed while it did: try "
-            f"again in a minute ({name} is free again when a sink has seen its lease for an hour, or in a day)"
+            f"again in a minute ({name} is free when a sink has seen its lease for an hour, or in a day)"
         )
 
     def trim_log(self, name: TableName, *, by_clock: bool = True) -> int:
