@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -233,3 +234,31 @@ def test_no_bytes_whatever_make_the_reader_fail_or_run_away(tmp_path: Path) -> N
             source = tensorboard.EventSource(tmp_path, [path], Tally())
             for name, limit in source.limits().items():
                 list(source.part(name).upto(limit, whole=True))
+
+
+def test_a_record_behind_seventy_megabytes_of_zeros_is_found_in_no_time(tmp_path: Path) -> None:
+    """A crash of the host leaves such holes; they are skipped, not searched byte by byte."""
+    path = tmp_path / "events.out.tfevents.1"
+    path.write_bytes(VERSION + event(1, simple("a", 1.0)))
+    with path.open("ab") as file:
+        file.truncate(file.tell() + 70_000_000)
+        file.seek(0, os.SEEK_END)
+        file.write(event(2, simple("a", 2.0)))
+    tally = Tally()
+    source = tensorboard.EventSource(tmp_path, [path], tally)
+    items = [
+        item for name, limit in source.limits().items() for item in source.part(name).upto(limit, whole=True)
+    ]
+    assert [(item.step, item.values) for item in items] == [(1, [("a", 1.0)]), (2, [("a", 2.0)])]  # type: ignore[union-attr]
+    assert tally.refused == {"record": 1}
+
+
+def test_thousands_of_runs_in_one_folder_are_told_apart(tmp_path: Path) -> None:
+    """Each by its own folder; the work grows with their number, not with its square."""
+    for number in range(600):
+        folder = tmp_path / f"sweep{number % 3}" / f"run{number}" / "validation"
+        folder.mkdir(parents=True)
+        (folder / "events.out.tfevents.1").touch()
+    found = tensorboard.runs(tmp_path, one=False)
+    assert len(found) == 600
+    assert {root.name for root in found} == {f"run{number}" for number in range(600)}
