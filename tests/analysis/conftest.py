@@ -112,10 +112,15 @@ def hostile(store: Any, make: Any, names: list[str]) -> None:
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stores() -> Any:
+    """The module that makes tables by their own sink."""
+    return _loaded(Path(__file__).parents[1] / "storage" / "conftest.py")
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory, stores: Any) -> Path:
     """A storage root with all runs; the newest is ``bare``, which has one metric without a step."""
-    made = _loaded(Path(__file__).parents[1] / "storage" / "conftest.py")
-    store, make = made.Store(tmp_path_factory.mktemp("analysis") / "data"), made.Make()
+    store, make = stores.Store(tmp_path_factory.mktemp("analysis") / "data"), stores.Make()
     train(store, make, run="01a-first", ranks=4, lr=0.001, day=0, base=4.0)
     train(store, make, run="01b-again", ranks=2, lr=0.002, day=1, base=3.0)
     names = _support("hostile").NAMES

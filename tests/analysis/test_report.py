@@ -37,7 +37,7 @@ def test_a_report_is_well_formed_and_needs_nothing_from_elsewhere(
 @pytest.mark.parametrize(
     "says",
     [
-        "Finished after 2 min 10 s, at 119 steps on 4 ranks.",
+        "Finished after 2 min 10 s, at step 119 on 4 ranks.",
         "1 are NaN",
         "1 alert, all resolved: loss-spike (steps 60-62).",
         "exact_match, sums",

@@ -6,6 +6,7 @@ is pure. The page is bounded: curves are thinned by the tables' macro, lists are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,12 @@ from driftline.metric_names import SHOWN_FIRST
 from driftline.storage.open import Catalog
 
 RUNS_MAX = 8
+SUCCESS = (
+    ("accuracy", "acc", "score", "reward", "return"),
+    ("loss", "perplexity", "ppl", "nll"),
+    ("kl", "entropy", "norm"),
+)
+"""Words in names of metrics that speak of how a training goes."""
 CURVES_MAX = 6
 """Metrics of a run whose curves are shown, if nobody names them."""
 FACTS_MAX = 40
@@ -30,6 +37,8 @@ POINTS = 400
 """Points of a curve on the page."""
 OF_A_RUN = ("evals", "goodput", "steps", "ranks", "utilisation")
 """Questions that have a section of their own."""
+OF_TIME = ("goodput", "steps", "utilisation")
+"""Of which nothing is said where an import had to make up times."""
 HEADS = {
     "evals": "Evaluations",
     "goodput": "Where the time went",
@@ -40,9 +49,9 @@ HEADS = {
 _SUMMARY = """SELECT s.*, r.config, r.world_size,
     (epoch_us(coalesce(r.ended, r.last_heard)) - epoch_us(r.started)) / 1e6 AS seconds
 FROM run_summary AS s JOIN runs AS r USING (run) WHERE s.run = $run"""
-_METRICS = """SELECT s.metric, d.goal, s.steps FROM (
-    SELECT metric, count(DISTINCT step) AS steps FROM samples
-    WHERE run = $run AND step IS NOT NULL GROUP BY metric) AS s
+_METRICS = """SELECT s.metric, d.goal, s.steps, s.constant FROM (
+    SELECT metric, count(DISTINCT step) AS steps, coalesce(min(value) = max(value), false) AS constant
+    FROM samples WHERE run = $run AND step IS NOT NULL GROUP BY metric) AS s
 LEFT JOIN (SELECT metric, max_by(goal, "offset") AS goal FROM metric_definitions
     WHERE run = $run AND goal IS NOT NULL GROUP BY metric) AS d USING (metric)
 WHERE s.steps > 1 AND NOT starts_with(s.metric, 'span/') AND NOT starts_with(s.metric, 'checkpoint_')
@@ -66,6 +75,7 @@ class Gathered:
     facts: tuple[Row, ...]
     source: tuple[Row, ...]
     metrics_left: int = 0
+    timeless: bool = False
 
 
 def gathered(catalog: Catalog, run: Run, metrics: Sequence[str] = ()) -> Gathered:
@@ -79,6 +89,7 @@ def gathered(catalog: Catalog, run: Run, metrics: Sequence[str] = ()) -> Gathere
     known = [row["metric"] for row in logged]
     chosen = list(metrics) or _chosen(logged)
     asked = Asked((run,), options={"points": POINTS})
+    timeless = without_times(catalog, [run])
     curve = QUESTIONS["curve"]
     return Gathered(
         run=run,
@@ -86,11 +97,17 @@ def gathered(catalog: Catalog, run: Run, metrics: Sequence[str] = ()) -> Gathere
         curves=tuple(
             answer(catalog, curve, replace(asked, metrics=(name,))) for name in chosen if name in known
         ),
-        answers={name: answer(catalog, QUESTIONS[name], asked) for name in OF_A_RUN if name in QUESTIONS},
+        answers={
+            name: Answer(name, HEADS[name], empty=timeless[0])
+            if timeless and name in OF_TIME
+            else answer(catalog, QUESTIONS[name], asked)
+            for name in OF_A_RUN
+        },
         alerts=ask(ALERTS),
         facts=ask(_FACTS),
         source=ask(_SOURCE),
         metrics_left=0 if metrics else max(0, len(known) - len(chosen)),
+        timeless=bool(timeless),
     )
 
 
@@ -108,7 +125,7 @@ def page(
     chosen = [known_metric(catalog, runs[0], name) for name in metrics]
     notes = [*notes, *without_times(catalog, runs)]
     each = [gathered(catalog, run, chosen) for run in runs]
-    shared = [name for name in _goals(catalog, runs[0]) if not chosen or name in chosen][:COMPARED_MAX]
+    shared = (chosen or _goals(catalog, runs[0]))[:COMPARED_MAX]
     compared = {
         name: [answer(catalog, QUESTIONS["compare"], Asked((runs[0], other), (name,))) for other in runs[1:]]
         for name in (shared if len(runs) > 1 else ())
@@ -124,17 +141,28 @@ def _goals(catalog: Catalog, run: Run) -> list[str]:
 
 
 def _chosen(logged: Sequence[Row]) -> list[str]:
-    """Metrics with a goal, then the usual ones, then those logged most often."""
+    """Metrics with a goal, then the usual ones, those that speak of success, those logged most often."""
     ranked = sorted(
         logged,
         key=lambda row: (
             row["goal"] is None,
             SHOWN_FIRST.index(row["metric"]) if row["metric"] in SHOWN_FIRST else len(SHOWN_FIRST),
+            row["constant"],
+            _interest(row["metric"]),
             -row["steps"],
             row["metric"],
         ),
     )
     return [row["metric"] for row in ranked[:CURVES_MAX]]
+
+
+def _interest(metric: str) -> int:
+    """Which curves one wants to see first, where nobody declared a goal: least first. Order only."""
+    words = re.split(r"[^a-z]+", metric.lower())
+    tested = any(word in ("val", "valid", "validation", "eval", "test") for word in words)
+    told = next((at for at, some in enumerate(SUCCESS) if any(word in some for word in words)), len(SUCCESS))
+    edge = any(word in ("min", "max", "std") for word in words)
+    return 2 * told + edge - (2 * len(SUCCESS) if tested and told < len(SUCCESS) else 0)
 
 
 def written(
@@ -176,7 +204,7 @@ def written(
 
 
 def _told(each: Gathered) -> Told:
-    return Told(each.run, each.summary, each.curves, each.answers, each.alerts)
+    return Told(each.run, each.summary, each.curves, each.answers, each.alerts, each.timeless)
 
 
 def _verdict(told: Sequence[Told], compared: Sequence[str]) -> str:
@@ -186,10 +214,7 @@ def _verdict(told: Sequence[Told], compared: Sequence[str]) -> str:
         said += [(prefix + sentence, bad) for sentence, bad in verdict(one, short=len(told) > 1)]
     said = [(sentence, False) for sentence in compared] + said
     bad = any(is_bad for _, is_bad in said)
-    lines = "".join(
-        f"<li{' class=warn' if is_bad else ''}>{escape(text[:1].upper() + text[1:])}</li>"
-        for text, is_bad in said
-    )
+    lines = "".join(f"<li{' class=warn' if is_bad else ''}>{escape(text)}</li>" for text, is_bad in said)
     return f'<div class="verdict{" troubled" if bad else ""}"><ul>{lines}</ul></div>'
 
 
@@ -197,6 +222,7 @@ def _side_by_side(told: Sequence[Told]) -> str:
     rows = []
     for one in told:
         row: dict[str, Any] = dict(one.summary)
+        row |= {"seconds": None, "started": None} if one.timeless else {}
         row |= {name: text for text, name in numbers(one)}
         rows.append(row)
     return table_of(
@@ -210,7 +236,7 @@ def _side_by_side(told: Sequence[Told]) -> str:
             Column("seconds", "took", "seconds"),
             Column("outcome"),
             Column("ranks"),
-            Column("last_step", "steps", "count"),
+            Column("last_step", "last step", "count"),
             Column("samples", form="count"),
             Column("evaluations"),
             Column("alerts"),
@@ -220,9 +246,15 @@ def _side_by_side(told: Sequence[Told]) -> str:
 
 
 def _differences(runs: Sequence[Gathered]) -> str:
-    rows = difference([flat(each.summary["config"]) for each in runs])
+    found = [flat(each.summary["config"]) for each in runs]
+    settings = [{k: v for k, v in one.items() if not k.startswith("import.")} for one in found]
+    rows = difference(settings)
     if not rows:
-        return "<h2>Configuration</h2><p>The runs have the same configuration.</p>"
+        unknown = any(found) and not any(settings)
+        words = (
+            "Their settings are not known: imported." if unknown else "The runs have the same configuration."
+        )
+        return f"<h2>Configuration</h2><p>{words}</p>"
     columns = [Column(f"run{at}", each.run.short) for at, each in enumerate(runs)]
     shown = [{"key": key, **{f"run{at}": value for at, value in enumerate(values)}} for key, *values in rows]
     return "<h2>Configuration: what differs</h2>" + table_of(

@@ -24,10 +24,14 @@ class Told(NamedTuple):
     curves: Sequence[Answer]
     answers: Mapping[str, Answer]
     alerts: Sequence[Row]
+    timeless: bool = False
+    """Imported without times: nothing is said of how long it took."""
 
     @property
     def subtitle(self) -> str:
         """One line below the title."""
+        if self.timeless:
+            return f"Run {self.run.run}, imported without times"
         started = self.summary["started"]
         when = f"started {started:%Y-%m-%d %H:%M:%S} UTC" if started else "start not known"
         attempts = self.summary["attempts"]
@@ -45,9 +49,9 @@ def headline(runs: Sequence[Run]) -> str:
 
 def verdict(told: Told, *, short: bool = False) -> list[tuple[str, bool]]:
     """Sentences, the most important first, and whether each is bad news; ``short`` leaves out the machine."""
-    said = [_outcome(told.summary)]
+    said = [_outcome(told.summary, timeless=told.timeless)]
     for curve in told.curves[:1]:
-        said += [(curve.says[0], False)] if curve.says else []
+        said += [(sentence, False) for sentence in curve.says]
         said += [(note[0].upper() + note[1:] + ".", True) for note in curve.notes if "NaN" in note]
     for name in ("evals", "goodput") if short else ("evals", "goodput", "steps", "ranks", "utilisation"):
         given = told.answers.get(name)
@@ -56,9 +60,9 @@ def verdict(told: Told, *, short: bool = False) -> list[tuple[str, bool]]:
     return [*said, _alarm(told.alerts)]
 
 
-def _outcome(row: Row) -> tuple[str, bool]:
-    took = duration(row["seconds"]) if row["seconds"] is not None else "an unknown time"
-    far = f"{count(row['last_step'], 'step')}" if row["last_step"] is not None else "no step"
+def _outcome(row: Row, *, timeless: bool) -> tuple[str, bool]:
+    took = f" after {duration(row['seconds'])}" if row["seconds"] is not None and not timeless else ""
+    far = f"at step {row['last_step']:,}" if row["last_step"] is not None else "without a step"
     on = f" on {count(row['ranks'], 'rank')}" if row["ranks"] else ""
     words = {
         "finished": ("Finished", False),
@@ -67,7 +71,7 @@ def _outcome(row: Row) -> tuple[str, bool]:
         "lost": ("Lost: its processes fell silent", True),
     }
     start, bad = words.get(row["outcome"] or "", ("Still running, or ended without a word", False))
-    return f"{start} after {took}, at {far}{on}.", bad
+    return f"{start}{took}, {far}{on}.", bad
 
 
 def _alarm(alerts: Sequence[Row]) -> tuple[str, bool]:
@@ -109,7 +113,9 @@ def numbers(told: Told) -> list[tuple[str, str]]:
         break
     if row["last_step"] is not None:
         ranks = f", {count(row['ranks'], 'rank')}" if row["ranks"] else ""
-        boxes.append((f"{row['last_step']:,}", f"steps in {duration(row['seconds'] or 0.0)}{ranks}"))
+        known = row["seconds"] is not None and not told.timeless
+        took = f", {duration(row['seconds'])}" if known else ""
+        boxes.append((f"{row['last_step']:,}", f"last step{took}{ranks}"))
     boxes.append((f"{row['checkpoints']:,}", f"checkpoints, {count(row['evaluations'], 'evaluation')}"))
     boxes.append((f"{row['alerts']:,}", f"alerts, {row['alerts_open']} open"))
     return boxes

@@ -96,7 +96,7 @@ def _notes(found: Row) -> tuple[str, ...]:
     said = [found["why"]] if found["why"] else []
     said.append(
         "the interval speaks of the noise within these two runs; what another seed would give only repeated "
-        "runs tell (--final)"
+        "runs tell (driftline compare --final)"
     )
     return tuple(said)
 
