@@ -65,6 +65,9 @@ def test_row_groups_end_where_runs_or_metrics_do_and_have_bounds(
         if not at_metric:
             inside = slice(start + groups.LEAST - 1, start + groups.ROW_GROUP + 1)
             assert len({*zip(run[inside], metric[inside], strict=True)}) == 1, "no metric ends here"
+        if not at_end and at_metric and size <= groups.ROW_GROUP:
+            ended_by = run if at_run else metric
+            assert ended_by[end] == ended_by[start + groups.ROW_GROUP], "the next one would not fit too"
         start = end
 
 
