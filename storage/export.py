@@ -30,8 +30,10 @@ import pyarrow.parquet as pq
 
 from driftline.errors import BadData, SettingsError, Unavailable
 from driftline.events import number
+from driftline.storage.objects import address, put
 from driftline.storage.open import Catalog
 from driftline.storage.relations import identifier, text
+from driftline.storage.remedies import told as in_words
 
 Kind = Literal["parquet", "csv", "arrow"]
 ENDINGS: dict[str, Kind] = {
@@ -43,6 +45,7 @@ ENDINGS: dict[str, Kind] = {
 }
 STDOUT = Path("-")
 BATCH_ROWS = 65_536
+_PART = 8 * 1024 * 1024
 MEMORY = "2GB"
 """What DuckDB may take for sorting; beyond it goes to disk, beside the file that is written."""
 _ORDER = {
@@ -114,6 +117,25 @@ def export(root: str, sql: str, path: Path, kind: Kind, *, told: Callable[[int],
             return rows
     except OSError as error:
         raise Unavailable(f"{path} cannot be written: {error}") from error
+
+
+def export_into_store(
+    root: str, sql: str, to: str, kind: Kind, *, told: Callable[[int], None] | None = None
+) -> tuple[int, int]:
+    """The same into an object store; gives rows and bytes. It waits in a file here until it is whole, and
+    what was at the address stays until then. Raises as :func:`export`."""
+    to = address(to)
+    if f"{to}/".startswith(f"{root.rstrip('/')}/"):
+        raise SettingsError("FILE", to, "the tables are there: write it somewhere else")
+    try:
+        with tempfile.TemporaryFile(prefix="driftline-export-") as file:
+            rows = export_to(root, sql, file, kind, told=told)
+            size = file.tell()
+            file.seek(0)
+            put(to, iter(lambda: file.read(_PART), b""))
+    except OSError as error:
+        raise Unavailable(f"{to} cannot be written: {in_words(error)}") from error
+    return rows, size
 
 
 def export_to(

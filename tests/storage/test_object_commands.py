@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from driftline.cli.app import app
+from driftline.storage.objects import files_below
 from tests.support.object_store import SECRET, object_root
 
 
@@ -88,6 +89,13 @@ def test_an_export_is_the_same_bytes(both: Both, tmp_path: Path) -> None:
         told = run("export", str(file), "--root", root)
         assert told.exit_code == 0, told.output
     assert files[0].read_bytes() == files[1].read_bytes()
+    to = both.address.rpartition("/")[0] + "/exports/c.csv"
+    told = run("export", to, "--root", both.folder)
+    assert told.exit_code == 0, told.output
+    assert to in told.output
+    assert files_below(to.removesuffix("/c.csv")).open_input_file("c.csv").read() == files[0].read_bytes()
+    assert run("export", f"{both.address}/samples/c.csv", "--root", both.address).exit_code == 2
+    assert run("export", "ftp://host/c.csv", "--root", both.address).exit_code == 2
 
 
 def test_no_command_tells_the_secret_of_a_store_that_is_away(

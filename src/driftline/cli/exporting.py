@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,11 +34,25 @@ def run_export(
     sql = export.question(view, runs, metrics) if query is None else query
     if file == export.STDOUT:
         return _to_stdout(root, sql, kind)
+    to = _address(file)
     with _counting() as told:
-        rows = export.export(root, sql, file, kind, told=told)
-    size = file.stat().st_size
-    print(visible(f"{file}: {rows:,} rows, {size:,} bytes"))
+        if to is not None:
+            rows, size = export.export_into_store(root, sql, to, kind, told=told)
+        else:
+            rows = export.export(root, sql, file, kind, told=told)
+            size = file.stat().st_size
+    print(visible(f"{to or file}: {rows:,} rows, {size:,} bytes"))
     return 0
+
+
+def _address(file: Path) -> str | None:
+    """The address that was written, of which a path keeps one slash; None for a file.
+
+    >>> _address(Path("s3://bucket/a.csv")), _address(Path("a.csv"))
+    ('s3://bucket/a.csv', None)
+    """
+    found = re.match(r"([a-z][a-z0-9]+):/+", str(file))
+    return None if found is None else f"{found[1]}://{str(file)[found.end() :]}"
 
 
 def _to_stdout(root: str, sql: str, kind: export.Kind) -> int:

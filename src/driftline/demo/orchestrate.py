@@ -39,6 +39,7 @@ from driftline.demo.readiness import Seen
 from driftline.demo.screen import LineScreen, LiveScreen, Screen
 from driftline.errors import BadData, DriftlineError
 from driftline.settings import load
+from driftline.storage.root import local
 
 RANKS = 4
 STEPS = 1100
@@ -104,14 +105,14 @@ def run_demo(
     Exit codes: 0; 1 when a part died, something did not come in time, or a check failed; 130 after Ctrl-C.
 
     Raises:
-        SettingsError: the broker's settings or an extra are missing.
+        SettingsError: the broker's settings or an extra are missing, or ``root`` is no local folder.
         Unavailable: no broker answers.
         BadData: ``root`` cannot be written to.
     """
     # Where no terminal says how wide it is, rich assumes 80 columns: too few for a log that people read.
     console = console or Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     plan = Plan(
-        root=_writable(Path(root).absolute()),
+        root=_writable(local(root)),
         run=identity.new_run_id(now_us=SystemClock().now_us(), entropy=os.urandom(16)),
         steps=steps,
         seconds_max=seconds_max,
