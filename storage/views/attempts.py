@@ -49,16 +49,20 @@ _RESTARTED = View(
     "FROM restarted",
 )
 
-_SAMPLE_ATTEMPTS = View(
-    "sample_attempts",
-    "samples with the attempt that each belongs to",
-    """
-    SELECT *, 0 AS attempt FROM samples ANTI JOIN restarted USING (run)
-    UNION ALL
+OF_RESTARTED = """
     SELECT s.*, coalesce(a.attempt, 0) AS attempt
     FROM (FROM samples SEMI JOIN restarted USING (run)) AS s LEFT JOIN attempts AS a
       ON s.run = a.run AND s.process = a.process AND s.topic_uuid = a.topic_uuid
-      AND s."offset" >= a.from_offset AND s."offset" < a.until_offset
+      AND s."offset" >= a.from_offset AND s."offset" < a.until_offset"""
+"""The rows of ``sample_attempts`` whose runs were restarted. Views that treat these apart name them so: over
+``sample_attempts`` the other half would be planned again, only to be found empty."""
+
+_SAMPLE_ATTEMPTS = View(
+    "sample_attempts",
+    "samples with the attempt that each belongs to",
+    f"""
+    SELECT *, 0 AS attempt FROM samples ANTI JOIN restarted USING (run)
+    UNION ALL {OF_RESTARTED}
     """,
     "SELECT attempt, count(*) AS samples FROM sample_attempts WHERE run = '01k4-digits' GROUP BY attempt",
 )

@@ -16,20 +16,20 @@ _COMPARE = View(
     f"""
     TABLE
     WITH points AS (
-        SELECT 'a' AS side, k.step, k.time, k.value FROM curves AS k
-        WHERE k.run = run_id(run_a) AND k.metric = of_metric AND abs(k.value) < {FINITE}
+        SELECT 'a' AS side, k.step, k.time, k.value FROM run_curves(run_a) AS k
+        WHERE k.metric = of_metric AND abs(k.value) < {FINITE}
         UNION ALL
-        SELECT 'b', k.step, k.time, k.value FROM curves AS k
-        WHERE k.run = run_id(run_b) AND k.metric = of_metric AND abs(k.value) < {FINITE}),
+        SELECT 'b', k.step, k.time, k.value FROM run_curves(run_b) AS k
+        WHERE k.metric = of_metric AND abs(k.value) < {FINITE}),
     ruler AS (
         SELECT u.side, u.step, CASE WHEN running THEN sum(u.value) OVER (PARTITION BY u.side ORDER BY u.step)
             ELSE u.value END AS place
         FROM (
             SELECT 'a' AS side, k.step, CASE WHEN running THEN k."sum" ELSE k.value END AS value
-            FROM curves AS k WHERE k.run = run_id(run_a) AND k.metric = along
+            FROM run_curves(run_a) AS k WHERE k.metric = along
             UNION ALL
             SELECT 'b', k.step, CASE WHEN running THEN k."sum" ELSE k.value END
-            FROM curves AS k WHERE k.run = run_id(run_b) AND k.metric = along) AS u
+            FROM run_curves(run_b) AS k WHERE k.metric = along) AS u
         WHERE along NOT IN ('step', 'time') AND abs(u.value) < {FINITE}),
     placed AS MATERIALIZED (
         SELECT p.side, p.step, p.value, CASE along WHEN 'step' THEN p.step::DOUBLE

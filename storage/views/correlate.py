@@ -39,8 +39,8 @@ _CORRELATE = View(
         FROM counted AS c),
     binned AS MATERIALIZED (
         SELECT h.metric, ((k.step::HUGEINT - g.first) // g.width)::BIGINT AS bin, avg(k.value) AS value
-        FROM curves AS k JOIN chosen AS h ON h.name = k.metric, grid AS g
-        WHERE k.run = run_id(of_run) AND abs(k.value) < {FINITE}
+        FROM run_curves(of_run) AS k JOIN chosen AS h ON h.name = k.metric, grid AS g
+        WHERE abs(k.value) < {FINITE}
             AND (since_step IS NULL OR k.step >= since_step) AND (until_step IS NULL OR k.step <= until_step)
         GROUP BY h.metric, bin),
     gaps AS MATERIALIZED (

@@ -10,9 +10,9 @@ _CORRELATION = View(
     "test: `correlate` has one",
     """
     TABLE
-    WITH a AS (SELECT step, value FROM curves WHERE curves.run = run_id(of_run) AND curves.metric = metric_a
+    WITH a AS (SELECT step, value FROM run_curves(of_run) AS k WHERE k.metric = metric_a
                AND abs(value) < 1e150),
-    b AS (SELECT step, value FROM curves WHERE curves.run = run_id(of_run) AND curves.metric = metric_b
+    b AS (SELECT step, value FROM run_curves(of_run) AS k WHERE k.metric = metric_b
           AND abs(value) < 1e150),
     lags AS (SELECT unnest(range(-max_lag, max_lag + 1)) AS lag)
     SELECT lags.lag, corr(a.value, b.value) AS correlation, count(*) AS n

@@ -50,13 +50,19 @@ _COST = View(
     bins AS MATERIALIZED (
         SELECT 'a' AS side, l.* FROM levels(run_a, of_metric, most := 200) AS l
         UNION ALL SELECT 'b', l.* FROM levels(run_b, of_metric, most := 200) AS l),
+    points AS MATERIALIZED (
+        SELECT 'a' AS side, k.metric, k.time, k."sum" FROM run_curves(run_a) AS k
+        WHERE k.metric IN (of_metric, token_metric)
+        UNION ALL
+        SELECT 'b', k.metric, k.time, k."sum" FROM run_curves(run_b) AS k
+        WHERE k.metric IN (of_metric, token_metric)),
     spent AS (
         SELECT d.side, d.run,
-            (SELECT (max(epoch_us(k.time)) - min(epoch_us(k.time))) / 3.6e9 FROM curves AS k
-                WHERE k.run = d.run AND k.metric = of_metric) AS hours,
+            (SELECT (max(epoch_us(k.time)) - min(epoch_us(k.time))) / 3.6e9 FROM points AS k
+                WHERE k.side = d.side AND k.metric = of_metric) AS hours,
             (SELECT sum(e.seconds) / 3600 FROM (
                 SELECT DISTINCT v.request, nullif(v.seconds, 0) AS seconds FROM evals AS v WHERE v.run = d.run) AS e) AS eval_hours,
-            (SELECT sum(k."sum") FROM curves AS k WHERE k.run = d.run AND k.metric = token_metric
+            (SELECT sum(k."sum") FROM points AS k WHERE k.side = d.side AND k.metric = token_metric
                 AND abs(k."sum") < 1e150) AS tokens_sum,
             (SELECT r.world_size FROM runs AS r WHERE r.run = d.run) AS devices
         FROM sides AS d),

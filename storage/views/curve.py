@@ -17,8 +17,8 @@ _CURVE = View(
             coalesce(k.value, CASE WHEN k.nan > 0 THEN 'NaN'::DOUBLE ELSE k."last" END) AS value,
             k."min" AS low, k."max" AS high, k.n, k.nan, k.inf,
             row_number() OVER (ORDER BY k.step) - 1 AS place
-        FROM curves_all AS k
-        WHERE k.run = run_id(of_run) AND k.metric = of_metric
+        FROM run_curves_all(of_run) AS k
+        WHERE k.metric = of_metric
             AND (of_attempt::INTEGER IS NULL OR k.attempt = of_attempt::INTEGER)
         QUALIFY k.attempt = max(k.attempt) OVER (PARTITION BY k.step)),
     plan AS (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from driftline.storage.views.attempts import OF_RESTARTED
 from driftline.storage.views.view import View
 
 _DECLARED = """
@@ -19,21 +20,22 @@ PLACE = """("offset" % 2199023255552) * 4194304 + ordinal"""
 """A sample's place in the log of its run as one number, which compares faster than two."""
 
 
-def _per_step(numbers: str, *, newest: bool) -> str:
+def _per_step(numbers: str, *, newest: bool, only: str = "") -> str:
     """``numbers`` (of ``finite``: the value, null where it is not) per run, metric, step and attempt.
 
     ``newest``: only of the newest attempt that has the step. Of runs that were never restarted there is but
-    one, so for them nothing is joined and nothing compared; a half that has no runs costs nothing.
+    one, so for them nothing is joined and nothing compared; a half that has no runs costs nothing. ``only``: a
+    condition on samples.
     """
     columns = """*, CASE WHEN isfinite(value) THEN value END AS finite"""
     qualify = "QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)" if newest else ""
     return f"""
         SELECT run, metric, step, 0 AS attempt, {numbers}
-        FROM (SELECT {columns} FROM samples ANTI JOIN restarted USING (run) WHERE step IS NOT NULL)
+        FROM (SELECT {columns} FROM samples ANTI JOIN restarted USING (run) WHERE step IS NOT NULL{only})
         GROUP BY run, metric, step
         UNION ALL
         SELECT run, metric, step, attempt, {numbers}
-        FROM (SELECT {columns} FROM sample_attempts SEMI JOIN restarted USING (run) WHERE step IS NOT NULL)
+        FROM (SELECT {columns} FROM ({OF_RESTARTED}) WHERE step IS NOT NULL{only})
         GROUP BY run, metric, step, attempt {qualify}"""
 
 
@@ -44,10 +46,10 @@ _NUMBERS = f"""sum(finite * weight) / nullif(sum(CASE WHEN finite IS NOT NULL TH
             min(time) AS time"""
 
 
-def _curves(*, newest: bool) -> str:
+def _curves(*, newest: bool, only: str = "") -> str:
     return f"""
     SELECT run, metric, step, attempt, {_ONE_NUMBER}, mean, "min", "max", "sum", "last", n, nan, inf, time
-    FROM ({_per_step(_NUMBERS, newest=newest)})
+    FROM ({_per_step(_NUMBERS, newest=newest, only=only)})
     LEFT JOIN ({_DECLARED}) USING (run, metric)
     """
 
@@ -65,6 +67,26 @@ _CURVES = View(
     "one point per run, metric and step, of the newest attempt that has it",
     _curves(newest=True),
     "SELECT step, value, mean, min, max, n, nan FROM curves WHERE metric = 'loss' ORDER BY step",
+)
+
+_OF_RUN = " AND run = (SELECT run_id(of_run))"
+"""A run that is only known once its name was looked up. DuckDB passes a constant down through a GROUP BY, not the
+answer of a query: ``FROM curves WHERE run = run_id(...)`` reads the metric's samples of all runs."""
+
+_RUN_CURVES_ALL = View(
+    "run_curves_all",
+    "the points of `curves_all` of one run, by its id or name; reads nothing of other runs",
+    f"TABLE {_curves(newest=False, only=_OF_RUN)}",
+    "SELECT attempt, step, mean FROM run_curves_all('digits') WHERE metric = 'loss' ORDER BY step LIMIT 2",
+    "of_run",
+)
+
+_RUN_CURVES = View(
+    "run_curves",
+    "the points of `curves` of one run, by its id or name; reads nothing of other runs",
+    f"TABLE {_curves(newest=True, only=_OF_RUN)}",
+    "SELECT step, value, n FROM run_curves('digits') WHERE metric = 'loss' ORDER BY step LIMIT 2",
+    "of_run",
 )
 
 _STEP_STATS = View(
@@ -147,6 +169,8 @@ _TRENDS = View(
 VIEWS = (
     _CURVES_ALL,
     _CURVES,
+    _RUN_CURVES_ALL,
+    _RUN_CURVES,
     _STEP_STATS,
     _LATEST,
     _BEST,

@@ -54,8 +54,8 @@ _DRIVERS = View(
     binned AS MATERIALIZED (
         SELECT k.metric, floor((k.step::HUGEINT - g.step) / g.width)::BIGINT AS bin, median(k.value) AS value,
             min(k.step) AS first_step
-        FROM curves AS k, grid AS g
-        WHERE k.run = (SELECT run_id(of_run)) AND abs(k.value) < {FINITE} AND k.step >= g.first
+        FROM run_curves(of_run) AS k, grid AS g
+        WHERE abs(k.value) < {FINITE} AND k.step >= g.first
             AND k.step <= g.step + g.back AND k.metric IN (SELECT c.metric FROM counted AS c)
         GROUP BY k.metric, bin),
     tried AS MATERIALIZED (

@@ -150,8 +150,8 @@ _EVAL_MISMATCH = View(
     since AS (
         SELECT p.*, lag(p.step) OVER (PARTITION BY p.suite ORDER BY p.step) AS step_before FROM points AS p),
     train AS MATERIALIZED (
-        SELECT k.step, k.value FROM curves AS k
-        WHERE k.run = run_id(of_run) AND k.metric = train_metric AND abs(k.value) < 1e150),
+        SELECT k.step, k.value FROM run_curves(of_run) AS k
+        WHERE k.metric = train_metric AND abs(k.value) < 1e150),
     beside AS (
         SELECT s.suite, s.step, any_value(s.value) AS value, any_value(s.stderr) AS stderr,
             any_value(s.direction) AS direction, avg(t.value) AS train, count(t.value) AS n_train

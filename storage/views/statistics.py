@@ -51,8 +51,8 @@ _LEVELS = View(
     WITH c AS (
         SELECT k.step, k.time, k.value, row_number() OVER (ORDER BY k.step) - 1 AS place,
             count(*) OVER () AS total
-        FROM curves AS k
-        WHERE k.run = run_id(of_run) AND k.metric = of_metric AND abs(k.value) < {FINITE}
+        FROM run_curves(of_run) AS k
+        WHERE k.metric = of_metric AND abs(k.value) < {FINITE}
             AND (since_step IS NULL OR k.step >= since_step)
             AND (until_step IS NULL OR k.step <= until_step))
     SELECT b.bin, avg(b.step) AS step, min(b.step) AS first_step, max(b.step) AS last_step,

@@ -147,8 +147,8 @@ _TREND = View(
             count(*) FILTER (NOT coalesce(abs(k.value) < {FINITE}, false)) AS left_out,
             1.4826 * median(abs(k.value - l.level - l.slope * (k.step - q.until_step)))
                 FILTER (abs(k.value) < {FINITE}) AS noise
-        FROM curves AS k, asked AS q LEFT JOIN line AS l ON true
-        WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND k.step >= q.since_step),
+        FROM run_curves(of_run) AS k, asked AS q LEFT JOIN line AS l ON true
+        WHERE k.metric = of_metric AND k.step >= q.since_step),
     pace AS (
         SELECT median(p.seconds / nullif(p.steps, 0)) AS seconds_per_step FROM (
             SELECT (epoch_us(n.time) - lag(epoch_us(n.time)) OVER o) / 1e6 AS seconds,
