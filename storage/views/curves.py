@@ -24,8 +24,9 @@ def _per_step(numbers: str, *, newest: bool, only: str = "") -> str:
     """``numbers`` (of ``finite``: the value, null where it is not) per run, metric, step and attempt.
 
     ``newest``: only of the newest attempt that has the step. Of runs that were never restarted there is but
-    one, so for them nothing is joined and nothing compared; a half that has no runs costs nothing. ``only``: a
-    condition on samples.
+    one, so for them nothing is joined and nothing compared; a half that has no runs costs nothing.
+
+    ``only``: a condition on samples.
     """
     columns = """*, CASE WHEN isfinite(value) THEN value END AS finite"""
     qualify = "QUALIFY attempt = max(attempt) OVER (PARTITION BY run, metric, step)" if newest else ""
@@ -70,8 +71,8 @@ _CURVES = View(
 )
 
 _OF_RUN = " AND run = (SELECT run_id(of_run))"
-"""A run that is only known once its name was looked up. DuckDB passes a constant down through a GROUP BY, not the
-answer of a query: ``FROM curves WHERE run = run_id(...)`` reads the metric's samples of all runs."""
+"""For macros, which know the run only once its name was looked up. DuckDB passes a constant down through a
+GROUP BY, but not the answer of a query: ``FROM curves WHERE run = run_id(...)`` reads samples of all runs."""
 
 _RUN_CURVES_ALL = View(
     "run_curves_all",

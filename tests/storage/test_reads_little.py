@@ -50,8 +50,9 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnec
         TO '{samples}' (ROW_GROUP_SIZE {STEPS // 2})""")
     db.execute(f"""
         COPY (FROM process_events UNION ALL BY NAME
-            SELECT printf('run%03d', i) AS run, 'p' AS process, 'started' AS event, 0 AS rank, 1 AS world_size,
-                'trainer' AS role, 'name' || i AS name, 'u' AS topic_uuid, 0 AS "partition", i AS "offset",
+            SELECT printf('run%03d', i) AS run, 'p' AS process, 'started' AS event, 0 AS rank,
+                1 AS world_size, 'trainer' AS role, 'name' || i AS name, 'u' AS topic_uuid,
+                0 AS "partition", i AS "offset",
                 make_timestamptz(1764460800000000 + i * 1000) AS time
             FROM range({RUNS}) AS t(i)) TO '{started}'""")
     catalog.define(db, {**files, "samples": [str(samples)], "processes": [str(started)]})
@@ -85,7 +86,7 @@ def test_a_macro_that_is_asked_for_one_run_reads_samples_of_no_other(
 
 
 def test_the_measure_sees_a_scan_of_all_runs(many_runs: duckdb.DuckDBPyConnection, tmp_path: Path) -> None:
-    """The form that macros must not have: DuckDB groups all runs, then looks for the one that was asked for."""
+    """The form that macros must not have: DuckDB groups all runs, then looks for the one asked for."""
     form = "FROM curves WHERE run = {} AND metric = 'm1'"
     assert most_read(many_runs, form.format("(SELECT run_id('name3'))"), tmp_path) == RUNS * STEPS
     assert most_read(many_runs, form.format("'run003'"), tmp_path) == STEPS
