@@ -24,7 +24,7 @@ from driftline.storage.listing import newest_commits, read_files
 from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.relations import text
 from driftline.storage.tables import TABLES, TableName
-from driftline.storage.views import VIEWS, mentioned
+from driftline.storage.views import VIEWS, meant, mentioned
 from driftline.storage.views.view import View
 
 _T = TypeVar("_T")
@@ -44,6 +44,9 @@ class Catalog:
         self._db = connect(self.root)
         self._db.execute("SET python_enable_replacements = false")  # a Python variable is no table
         self._db.execute("SET TimeZone = 'UTC'")  # answers do not depend on where they are asked
+        self._db.execute(
+            "SET parquet_metadata_cache = true"
+        )  # files never change: their footers are read once
         self._defined: set[str] = set()
         self._twice(lambda: catalog.define_tables(self._db, self._files))
 
@@ -130,22 +133,23 @@ class Catalog:
         except duckdb.Error as error:
             raise self._explained(error) from error
 
-    def _define(self, views: Iterable[View]) -> None:
-        """Makes what is not there yet of these."""
+    def _define(self, views: Iterable[View]) -> bool:
+        """Makes what is not there yet of these; whether there was something."""
         missing = [view for view in views if view.name not in self._defined]
         catalog.define_views(self._db, missing)
         self._defined |= {view.name for view in missing}
+        return bool(missing)
 
     def _ask(self, sql: str, parameters: Parameters | None = None) -> duckdb.DuckDBPyRelation | None:
         given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
         self._define(mentioned(sql))
-        try:
-            return self._db.sql(sql, params=given or None)
-        except (duckdb.CatalogException, duckdb.BinderException):
-            if len(self._defined) == len(VIEWS):
-                raise
-            self._define(VIEWS)  # a name put together from pieces; or all of them, for the error to suggest
-            return self._db.sql(sql, params=given or None)
+        while True:
+            try:
+                return self._db.sql(sql, params=given or None)
+            except duckdb.CatalogException as error:
+                # A name put together from pieces; or one like it, for the error to suggest.
+                if not self._define(meant(str(error))):
+                    raise
 
     def _run(self, sql: str, parameters: Parameters | None) -> pa.Table:
         answer = self._ask(sql, parameters)

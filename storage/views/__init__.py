@@ -7,6 +7,7 @@ They use nothing but what DuckDB has built in. Each has one line that says what 
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 
@@ -90,6 +91,24 @@ def mentioned(sql: str) -> list[View]:
         if view.name in names:
             chosen |= {view.name, *_rests_on(view.name)}
     return [view for view in VIEWS if view.name in chosen]
+
+
+_MISSING = re.compile(r"\bwith name \"?(\w+)")
+"""In DuckDB's word of a table or function that is not there."""
+
+
+def meant(error: str) -> list[View]:
+    """The views and macros that DuckDB missed when it said so, or with names like the missing one, with those
+    that they rest on.
+
+    >>> [view.name for view in meant("Catalog Error: Table with name restrated does not exist!")]
+    ['restarted']
+    """
+    missing = _MISSING.search(error)
+    if missing is None:
+        return []
+    names = [view.name for view in VIEWS]
+    return mentioned(" ".join(difflib.get_close_matches(missing[1].lower(), names)))
 
 
 @functools.cache

@@ -135,8 +135,7 @@ _TREND = View(
         SELECT arg_min(k.value, (k.value, k.step)) AS lowest, arg_min(k.step, (k.value, k.step)) AS lowest_step,
             arg_max(k.value, (k.value, -k.step)) AS highest, arg_max(k.step, (k.value, -k.step)) AS highest_step,
             arg_max(k.value, k.step) AS "last"
-        FROM curves AS k
-        WHERE k.run = (SELECT run_id(of_run)) AND k.metric = of_metric AND abs(k.value) < {FINITE}),
+        FROM run_curves(of_run) AS k WHERE k.metric = of_metric AND abs(k.value) < {FINITE}),
     line AS (
         SELECT s.slope, s.low, s.high, s.intercept + s.slope * q.until_step AS level,
             s.rest / s.m * s.wide / s.m AS level_variance, (s.high - s.low) / 2 AS reach, q.*,

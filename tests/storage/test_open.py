@@ -16,6 +16,7 @@ from driftline.storage import catalog as catalog_file
 from driftline.storage.open import open_catalog
 from driftline.storage.sql import query
 from driftline.storage.tables import TABLES
+from driftline.storage.views import VIEWS
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
@@ -149,3 +150,29 @@ def test_what_a_killed_sink_left_of_a_catalog_is_removed(store: Any) -> None:
     (store.root / ".catalog.tmp.wal").write_text("half")
     catalog_file.clean(store.root)
     assert list(store.root.glob(".catalog*")) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("FROM curvs", '"curves"'),
+        ("SELECT utc_dya(now())", '"utc_day"'),
+        ("FROM trnd('a', 'b')", '"trend"'),
+        ("SELECT nothing FROM samples", "nothing"),
+        ("FROM nowhere_at_all", "nowhere_at_all"),
+    ],
+)
+def test_wrong_sql_names_what_was_meant_without_the_cost_of_all_views(
+    store: Any, make: Any, sql: str, says: str
+) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}, step=0))
+    with open_catalog(store.root) as catalog:
+        with pytest.raises(BadData, match=says):
+            catalog.rows(sql)
+        assert len(catalog._defined) < len(VIEWS) / 2
+
+
+def test_a_view_whose_name_is_put_together_is_found(store: Any, make: Any) -> None:
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}, step=0))
+    with open_catalog(store.root) as catalog:
+        assert catalog.rows("SELECT value FROM query_table('cur' || 'ves')") == [(1.0,)]

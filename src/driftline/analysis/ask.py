@@ -178,6 +178,8 @@ def _metric(
     word: str,
     known: Sequence[Run],
 ) -> str:
+    if of == "samples" and _is_metric(catalog, runs[0], word):
+        return word
     there = _known_metrics(catalog, of, runs[0])
     if of == "spans" and SPAN_PREFIX + word in there:
         return SPAN_PREFIX + word
@@ -197,6 +199,15 @@ def _metric(
 
 def _known_metrics(catalog: Catalog, of: Of, run: Run) -> list[str]:
     return [row["metric"] for row in rows_of(catalog, Query(_METRICS[of], {"run": run.run}))]
+
+
+def _is_metric(catalog: Catalog, run: Run, word: str) -> bool:
+    """Whether the run has samples of it: reads far less than the list of all metrics."""
+    asking = Query(
+        "SELECT 1 AS one FROM samples WHERE run = $run AND metric = $word LIMIT 1",
+        {"run": run.run, "word": word},
+    )
+    return bool(rows_of(catalog, asking))
 
 
 def _default_metric(catalog: Catalog, question: Question, run: Run) -> tuple[str]:
