@@ -48,15 +48,17 @@ _RANK_VALUES = View(
     "do not wait for others",
     """
     TABLE
-    WITH measured AS (
+    WITH measured AS MATERIALIZED (
         FROM metric_values(of_run, of_metric, of_role := of_role) AS l
         UNION ALL BY NAME
         SELECT '(work)' AS metric, r.attempt, r.step, r.process, r.rank, r.busy_seconds AS value, r.odd
-        FROM rank_steps(of_run, of_role := of_role) AS r WHERE of_metric IS NULL)
-    SELECT b.metric, b.attempt, b.step, b.rank, b.process, b.value,
-        median(b.value) OVER w AS median_of_ranks,
-        b.value / nullif(median(b.value) OVER w, 0) AS ratio, count(b.value) OVER w AS ranks, b.odd
-    FROM measured AS b WINDOW w AS (PARTITION BY b.attempt, b.step)
+        FROM rank_steps(of_run, of_role := of_role) AS r WHERE of_metric IS NULL),
+    middles AS (
+        SELECT m.attempt, m.step, median(m.value) AS middle, count(m.value) AS ranks FROM measured AS m
+        GROUP BY m.attempt, m.step)
+    SELECT b.metric, b.attempt, b.step, b.rank, b.process, b.value, m.middle AS median_of_ranks,
+        b.value / nullif(m.middle, 0) AS ratio, m.ranks, b.odd
+    FROM measured AS b JOIN middles AS m ON m.attempt = b.attempt AND m.step = b.step
     """,
     "FROM rank_values('steps') WHERE step < 2 ORDER BY step, rank",
     "of_run, of_metric := NULL, of_role := 'trainer'",
@@ -94,14 +96,21 @@ _RANKS = View(
             coalesce(sum(v.value - v.median_of_ranks) FILTER (v.largest), 0) AS excess,
             sum(v.odd)::BIGINT AS odd
         FROM v GROUP BY v.metric, v.rank, v.process),
+    warned AS (
+        SELECT w.rank, list(w.rule || coalesce(' since step ' || w.step, '') ORDER BY w.step, w.rule)[:8]
+            AS alerts
+        FROM (SELECT a.alert, any_value(a.rank) AS rank, any_value(a.rule) AS rule, min(a.step) AS step
+              FROM alerts AS a WHERE a.run = (SELECT run_id(of_run)) AND a.rank IS NOT NULL GROUP BY a.alert) AS w
+        GROUP BY w.rank),
     hosts AS (
         SELECT p.process, max(p.host) AS host FROM process_events AS p
         WHERE p.run = (SELECT run_id(of_run)) AND p.event = 'started' GROUP BY p.process)
     SELECT e.metric, e.rank, h.host, e.steps, e.mean, e.median, e.max, e.ratio, e.spread,
         (e.ratio - median(e.ratio) OVER ())
             / greatest(1.4826 * mad(e.ratio) OVER (), 0.01) AS z,
-        e.largest_steps, e.largest_share, e.high_steps, e.excess, e.odd, e.process
-    FROM each AS e LEFT JOIN hosts AS h ON h.process = e.process
+        e.largest_steps, e.largest_share, e.high_steps, e.excess, e.odd, e.process,
+        coalesce(w.alerts, []) AS alerts
+    FROM each AS e LEFT JOIN hosts AS h ON h.process = e.process LEFT JOIN warned AS w ON w.rank = e.rank
     ORDER BY e.ratio DESC NULLS LAST, e.rank, e.process
     """,
     "FROM ranks('steps')",
@@ -126,6 +135,7 @@ _RANKS = View(
         ("excess", "sum of value less median over the steps in which it is the largest"),
         ("odd", "values that are not finite"),
         ("process", "id of the process"),
+        ("alerts", "that name this rank, whatever their metric: the first 8"),
     ),
 )
 
@@ -160,7 +170,8 @@ _RANK_SKEW = View(
     "rank bad, or is the work uneven",
     f"""
     TABLE
-    WITH r AS MATERIALIZED (FROM rank_steps(of_run, of_role := of_role)),
+    WITH p AS MATERIALIZED (FROM step_parts(of_run, of_role := of_role)),
+    r AS (FROM p WHERE p.kind = '(step)'),
     v AS MATERIALIZED (
         SELECT t.metric, t.attempt, t.step, t.rank, t.process, t.value,
             CASE WHEN starts_with(t.metric, '{SPAN_PREFIX}')
@@ -171,11 +182,15 @@ _RANK_SKEW = View(
         WHERE of_metric IS NULL
         UNION ALL
         SELECT '{SPAN_PREFIX}' || t.span, t.attempt, t.step, t.rank, t.process, t.seconds, t.kind
-        FROM step_spans(of_run, of_role := of_role) AS t WHERE of_metric IS NULL AND t.n > 0),
+        FROM p AS t WHERE of_metric IS NULL AND t.kind <> '(step)' AND t.n > 0),
+    middles AS MATERIALIZED (
+        SELECT v.metric, v.attempt, v.step, median(v.value) AS middle, count(*) AS ranks,
+            arg_max(v.process, (v.value, -v.rank, v.process)) AS first
+        FROM v GROUP BY v.metric, v.attempt, v.step),
     compared AS MATERIALIZED (
-        SELECT v.*, v.value / nullif(median(v.value) OVER w, 0) AS ratio, median(v.value) OVER w AS middle,
-            row_number() OVER (w ORDER BY v.value DESC, v.rank, v.process) AS place, count(*) OVER w AS ranks
-        FROM v WINDOW w AS (PARTITION BY v.metric, v.attempt, v.step)),
+        SELECT v.*, v.value / nullif(m.middle, 0) AS ratio, m.middle,
+            CASE WHEN v.process = m.first THEN 1 ELSE 2 END AS place, m.ranks
+        FROM v JOIN middles AS m ON m.metric = v.metric AND m.attempt = v.attempt AND m.step = v.step),
     each AS (
         SELECT c.metric, c.process, any_value(c.rank) AS rank, median(c.ratio) AS ratio,
             1.4826 * mad(c.ratio) AS spread, count(*) AS steps, count(*) FILTER (c.place = 1) AS largest,

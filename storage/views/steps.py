@@ -10,43 +10,73 @@ from __future__ import annotations
 
 from driftline.storage.views.view import View
 
+OTHERS = "(^|[^a-z])(wait|barrier|sync|(send|recv|receive|p2p|idle)([^a-z]|$))"
+"""Spans of kind wait that hold what other ranks do, and nothing of their own: a pipeline's receives and sends,
+barriers. Communication of all ranks (reduce, gather) has a part of its own."""
+
 _STEPS = View(
     "steps",
     "one part of the step; `seconds`, `share` and `critical_seconds` add up to the whole step",
     """
     TABLE
-    WITH r AS MATERIALIZED (FROM rank_steps(of_run, of_role := of_role)),
+    WITH p AS MATERIALIZED (FROM step_parts(of_run, of_role := of_role)),
+    r AS (FROM p WHERE p.kind = '(step)'),
     path AS (
-        SELECT r.attempt, r.step, r.process FROM r
-        QUALIFY row_number() OVER (
-            PARTITION BY r.attempt, r.step ORDER BY r.busy_seconds DESC, r.rank, r.process) = 1),
+        SELECT r.attempt, r.step, arg_max(r.process, (r.busy_seconds, -r.rank, r.process)) AS process
+        FROM r GROUP BY r.attempt, r.step),
     whole AS (
-        SELECT count(*) AS rank_steps, count(DISTINCT r.step) AS steps, count(DISTINCT r.process) AS ranks,
-            sum(r.step_seconds) AS seconds FROM r),
-    parts AS (
-        SELECT t.step, t.process, t.attempt, t.rank, t.span, t.kind, t.self_seconds, t.n, t.odd, t.inside
-        FROM step_spans(of_run, of_role := of_role) AS t WHERE t.kind <> 'total'
+        SELECT count(*) AS rank_steps, count(DISTINCT r.step) AS steps,
+            sum(r.seconds + r.barrier_seconds) AS seconds FROM r),
+    parts AS MATERIALIZED (
+        SELECT p.attempt, p.step, p.process, p.rank, p.span, p.kind, p.self_seconds, p.waiting_seconds, p.n,
+            p.odd, p.inside
+        FROM p WHERE p.kind NOT IN ('total', '(step)')
         UNION ALL
-        SELECT r.step, r.process, r.attempt, r.rank, '(rest)', 'rest', r.rest_seconds, 1, 0, NULL FROM r
+        SELECT r.attempt, r.step, r.process, r.rank, '(rest)', 'rest', r.rest_seconds, 0, 1, 0, NULL FROM r
         UNION ALL
-        SELECT r.step, r.process, r.attempt, r.rank, '(barrier)', 'barrier', r.barrier_seconds, 1, 0, NULL
+        SELECT r.attempt, r.step, r.process, r.rank, '(barrier)', 'barrier', r.barrier_seconds,
+            r.barrier_seconds, 1, 0, NULL
         FROM r
         UNION ALL
-        SELECT r.step, r.process, r.attempt, r.rank, '(untold)', 'work', r.busy_seconds, 1, 0, NULL
-        FROM r WHERE r.seconds_from = 'no spans')
-    SELECT p.span, p.kind, sum(p.self_seconds) / any_value(w.rank_steps) AS seconds,
-        sum(p.self_seconds) / nullif(any_value(w.seconds), 0) AS share,
-        coalesce(sum(p.self_seconds) FILTER (c.step IS NOT NULL), 0) / any_value(w.steps)
-            AS critical_seconds,
-        quantile_cont(p.self_seconds, 0.5) FILTER (p.n > 0) AS p50,
-        quantile_cont(p.self_seconds, 0.95) FILTER (p.n > 0) AS p95,
-        max(p.self_seconds) AS max, max_by(p.rank, (p.self_seconds, -p.step, -p.rank)) AS max_rank,
-        max_by(p.step, (p.self_seconds, -p.step)) AS max_step,
-        count(DISTINCT p.step) FILTER (p.n > 0) AS steps, count(DISTINCT p.process) FILTER (p.n > 0) AS ranks,
-        sum(p.n)::BIGINT AS n, sum(p.odd)::BIGINT AS odd, min(p.inside) AS inside
-    FROM parts AS p CROSS JOIN whole AS w LEFT JOIN path AS c
-      ON c.attempt = p.attempt AND c.step = p.step AND c.process = p.process
-    GROUP BY p.span, p.kind ORDER BY p.kind IN ('rest', 'barrier'), seconds DESC, p.span
+        SELECT r.attempt, r.step, r.process, r.rank, '(untold)', 'work', r.busy_seconds, 0, 1, 0, NULL
+        FROM r WHERE r.seconds_from = 'no spans'),
+    critical AS (
+        SELECT p.span, p.kind, sum(p.self_seconds) AS seconds
+        FROM parts AS p JOIN path AS c
+          ON c.attempt = p.attempt AND c.step = p.step AND c.process = p.process
+        GROUP BY p.span, p.kind),
+    by_step AS MATERIALIZED (
+        SELECT p.span, p.kind, p.attempt, p.step, sum(p.self_seconds) AS seconds,
+            sum(p.waiting_seconds) AS waiting, max(p.self_seconds) AS largest, sum(p.n) AS n,
+            sum(p.odd) AS odd, min(p.inside) AS inside
+        FROM parts AS p GROUP BY p.span, p.kind, p.attempt, p.step),
+    summed AS (
+        SELECT b.span, b.kind, sum(b.seconds) AS seconds, sum(b.waiting) AS waiting, max(b.largest) AS max,
+            arg_max(b.step, (b.largest, -b.step)) AS max_step, sum(b.n)::BIGINT AS n, sum(b.odd)::BIGINT AS odd,
+            count(DISTINCT b.step) FILTER (b.n > 0) AS steps, min(b.inside) AS inside
+        FROM by_step AS b GROUP BY b.span, b.kind),
+    peaks AS (
+        SELECT p.span, p.kind, min(p.rank) AS rank
+        FROM parts AS p JOIN summed AS s
+          ON s.span = p.span AND s.kind = p.kind AND s.max_step = p.step AND s.max = p.self_seconds
+        GROUP BY p.span, p.kind),
+    quantiles AS (
+        SELECT p.span, p.kind, quantile_cont(p.self_seconds, [0.5, 0.95]) AS both_at FROM parts AS p WHERE p.n > 0
+        GROUP BY p.span, p.kind),
+    ranked AS (
+        SELECT d.span, d.kind, count(*) AS ranks
+        FROM (SELECT DISTINCT p.span, p.kind, p.process FROM parts AS p WHERE p.n > 0) AS d
+        GROUP BY d.span, d.kind)
+    SELECT s.span, s.kind, s.seconds / w.rank_steps AS seconds, s.seconds / nullif(w.seconds, 0) AS share,
+        s.waiting / w.rank_steps AS waiting_seconds, coalesce(c.seconds, 0) / w.steps AS critical_seconds,
+        q.both_at[1] AS p50, q.both_at[2] AS p95, s.max, k.rank AS max_rank, s.max_step, s.steps,
+        coalesce(n.ranks, 0) AS ranks, s.n, s.odd, s.inside
+    FROM summed AS s CROSS JOIN whole AS w
+    LEFT JOIN critical AS c ON c.span = s.span AND c.kind = s.kind
+    LEFT JOIN quantiles AS q ON q.span = s.span AND q.kind = s.kind
+    LEFT JOIN peaks AS k ON k.span = s.span AND k.kind = s.kind
+    LEFT JOIN ranked AS n ON n.span = s.span AND n.kind = s.kind
+    ORDER BY s.kind IN ('rest', 'barrier'), seconds DESC, s.span
     """,
     "FROM steps('steps')",
     "of_run, of_role := 'trainer'",
@@ -59,6 +89,7 @@ _STEPS = View(
         ("kind", "as `span_kind` says, or rest or barrier"),
         ("seconds", "mean over all steps and ranks, without nested spans"),
         ("share", "of the time of the steps"),
+        ("waiting_seconds", "of the seconds, waiting for other ranks, as `step_spans` says"),
         ("critical_seconds", "mean over the steps on the rank that kept the others waiting"),
         ("p50", "median over the steps and ranks that have it"),
         ("p95", "95th percentile, likewise"),
@@ -78,25 +109,26 @@ _CRITICAL_PATH = View(
     "one step and the rank that kept the others waiting",
     """
     TABLE
-    WITH r AS MATERIALIZED (FROM rank_steps(of_run, of_role := of_role)),
+    WITH p AS MATERIALIZED (FROM step_parts(of_run, of_role := of_role)),
+    r AS (FROM p WHERE p.kind = '(step)'),
     ranked AS (
-        SELECT r.*, row_number() OVER w AS place, lead(r.busy_seconds) OVER w AS second,
-            median(r.busy_seconds) OVER s AS median_busy, count(*) OVER s AS ranks
-        FROM r
-        WINDOW w AS (PARTITION BY r.attempt, r.step ORDER BY r.busy_seconds DESC, r.rank, r.process),
-            s AS (PARTITION BY r.attempt, r.step)),
+        SELECT r.attempt, r.step, max(r.busy_seconds, 2) AS most, median(r.busy_seconds) AS median_busy,
+            arg_max(r.process, (r.busy_seconds, -r.rank, r.process)) AS process, count(*) AS ranks
+        FROM r GROUP BY r.attempt, r.step),
     longest AS (
-        SELECT t.attempt, t.step, t.process, max_by(t.span, (t.self_seconds, t.span)) AS span,
-            max(t.self_seconds) AS span_seconds
-        FROM step_spans(of_run, of_role := of_role) AS t WHERE t.kind NOT IN ('wait', 'total') GROUP BY ALL)
-    SELECT d.step, d.attempt, d.rank, d.process, l.span, l.span_seconds, d.busy_seconds,
-        d.median_busy AS median_busy_seconds, d.busy_seconds - d.second AS lead_seconds, d.step_seconds,
+        SELECT t.attempt, t.step, t.process,
+            max_by(t.span, (t.self_seconds - t.waiting_seconds, t.span)) AS span,
+            max(t.self_seconds - t.waiting_seconds) AS span_seconds
+        FROM p AS t JOIN ranked AS d ON d.attempt = t.attempt AND d.step = t.step AND d.process = t.process
+        WHERE t.kind NOT IN ('wait', 'total', '(step)') GROUP BY ALL)
+    SELECT d.step, d.attempt, r.rank, d.process, l.span, l.span_seconds, r.busy_seconds,
+        d.median_busy AS median_busy_seconds, d.most[1] - d.most[2] AS lead_seconds, r.step_seconds,
         d.ranks,
-        count(*) OVER (PARTITION BY d.rank, d.process) / count(*) OVER () AS rank_share,
+        count(*) OVER (PARTITION BY r.rank, d.process) / count(*) OVER () AS rank_share,
         count(*) OVER (PARTITION BY l.span) / count(*) OVER () AS span_share
-    FROM ranked AS d LEFT JOIN longest AS l
-      ON l.attempt = d.attempt AND l.step = d.step AND l.process = d.process
-    WHERE d.place = 1 ORDER BY d.step
+    FROM ranked AS d JOIN r ON r.attempt = d.attempt AND r.step = d.step AND r.process = d.process
+    LEFT JOIN longest AS l ON l.attempt = d.attempt AND l.step = d.step AND l.process = d.process
+    ORDER BY d.step
     """,
     "FROM critical_path('steps')",
     "of_run, of_role := 'trainer'",
@@ -121,43 +153,78 @@ _SPEED_UP = View(
     "speed_up",
     "one span (all, if `of_span` names none): what making it `factor` times as fast would give, "
     "recomputed for each step from the rank that would be the slowest then",
-    """
+    f"""
     TABLE
-    WITH r AS MATERIALIZED (
-        SELECT t.*, max(t.busy_seconds) OVER s AS longest,
-            row_number() OVER (s ORDER BY t.busy_seconds DESC, t.rank, t.process) AS place
-        FROM rank_steps(of_run, of_role := of_role) AS t WINDOW s AS (PARTITION BY t.attempt, t.step)),
-    parts AS MATERIALIZED (FROM step_spans(of_run, of_role := of_role) AS t WHERE t.kind <> 'total'
-                           AND (of_span IS NULL OR t.span = of_span)),
-    named AS (SELECT p.span, any_value(p.kind) AS kind FROM parts AS p GROUP BY p.span),
+    WITH p AS MATERIALIZED (FROM step_parts(of_run, of_role := of_role)),
+    r AS (FROM p WHERE p.kind = '(step)'),
+    heads AS MATERIALIZED (
+        SELECT r.attempt, r.step, any_value(r.step_seconds) AS step_seconds, max(r.busy_seconds) AS longest,
+            arg_max(r.process, (r.busy_seconds, -r.rank, r.process)) AS process, count(*) AS ranks
+        FROM r GROUP BY r.attempt, r.step),
+    parts AS MATERIALIZED (
+        SELECT p.span, p.kind, p.attempt, p.step, p.process, p.rank, p.seconds AS took,
+            p.self_seconds, CASE WHEN p.kind = 'wait' THEN 0 ELSE greatest(0, p.seconds - p.waiting_seconds) END
+                AS work
+        FROM p WHERE p.kind NOT IN ('total', '(step)') AND (of_span IS NULL OR p.span = of_span)),
+    named AS (SELECT t.span, any_value(t.kind) AS kind FROM parts AS t GROUP BY t.span),
+    present AS MATERIALIZED (
+        SELECT t.span, t.attempt, t.step, count(*) AS ranks, min(t.took) AS least, sum(t.took) AS took
+        FROM parts AS t GROUP BY t.span, t.attempt, t.step),
+    lacking AS (
+        SELECT n.span, h.attempt, h.step FROM named AS n CROSS JOIN heads AS h LEFT JOIN present AS q
+          ON q.span = n.span AND q.attempt = h.attempt AND q.step = h.step
+        WHERE q.ranks IS NULL OR q.ranks < h.ranks),
     wished AS (
-        SELECT r.attempt, r.step, r.rank, r.process, n.span, n.kind, r.step_seconds, r.longest, r.place,
-            coalesce(p.seconds, 0) AS took,
-            CASE WHEN n.kind = 'wait' THEN 0 ELSE coalesce(p.seconds, 0) END AS busy_took, r.busy_seconds,
-            p.seconds AS present
-        FROM r CROSS JOIN named AS n LEFT JOIN parts AS p
-          ON p.attempt = r.attempt AND p.step = r.step AND p.process = r.process AND p.span = n.span),
+        SELECT t.span, t.attempt, t.step, t.process, t.rank, t.work FROM parts AS t
+        UNION ALL
+        SELECT k.span, k.attempt, k.step, r.process, r.rank, 0 FROM lacking AS k JOIN r
+          ON r.attempt = k.attempt AND r.step = k.step
+        ANTI JOIN parts AS t ON t.span = k.span AND t.attempt = k.attempt AND t.step = k.step
+          AND t.process = r.process),
+    sooner AS (
+        SELECT w.span, w.attempt, w.step,
+            max(greatest(0, r.busy_seconds - (1 - 1 / factor) * w.work)) AS longest,
+            max(greatest(0, r.busy_seconds - w.work)) AS longest_at_most,
+            arg_max(w.process, (greatest(0, r.busy_seconds - (1 - 1 / factor) * w.work), w.process = h.process))
+                AS process
+        FROM wished AS w
+        JOIN r ON r.attempt = w.attempt AND r.step = w.step AND r.process = w.process
+        JOIN heads AS h ON h.attempt = w.attempt AND h.step = w.step
+        GROUP BY w.span, w.attempt, w.step),
+    shared AS (
+        SELECT t.span, t.attempt, t.step, q.least FROM parts AS t
+        JOIN heads AS h ON h.attempt = t.attempt AND h.step = t.step AND h.process = t.process
+        JOIN present AS q ON q.span = t.span AND q.attempt = t.attempt AND q.step = t.step
+        WHERE t.kind = 'wait' AND NOT regexp_matches(lower(t.span), '{OTHERS}')),
     after AS (
-        SELECT w.span, w.attempt, w.step, any_value(w.kind) AS kind,
-            any_value(w.step_seconds) AS step_seconds,
-            sum(w.took) / sum(w.step_seconds) AS naive_share, count(w.present) AS present,
-            CASE WHEN any_value(w.kind) = 'wait' THEN (1 - 1 / factor) * coalesce(min(w.present), 0)
-                ELSE any_value(w.longest) - max(greatest(0, w.busy_seconds - (1 - 1 / factor) * w.busy_took))
-                END AS saved,
-            CASE WHEN any_value(w.kind) = 'wait' THEN coalesce(min(w.present), 0)
-                ELSE any_value(w.longest) - max(greatest(0, w.busy_seconds - w.busy_took)) END AS saved_most,
-            sum(w.took) AS took, sum(w.step_seconds) AS rank_seconds,
-            arg_max(w.place, (greatest(0, w.busy_seconds - (1 - 1 / factor) * w.busy_took), -w.place)) <> 1
-                AS moved
-        FROM wished AS w GROUP BY w.span, w.attempt, w.step)
+        SELECT w.span, h.attempt, h.step, n.kind, h.step_seconds, coalesce(q.ranks, 0) AS present,
+            CASE WHEN n.kind = 'wait' THEN (1 - 1 / factor) * coalesce(s.least, 0)
+                ELSE h.longest - w.longest END AS saved,
+            CASE WHEN n.kind = 'wait' THEN coalesce(s.least, 0) ELSE h.longest - w.longest_at_most END
+                AS saved_most,
+            coalesce(q.took, 0) AS took, h.ranks * h.step_seconds AS rank_seconds, w.process <> h.process AS moved
+        FROM sooner AS w JOIN heads AS h ON h.attempt = w.attempt AND h.step = w.step
+        JOIN named AS n ON n.span = w.span
+        LEFT JOIN present AS q ON q.span = w.span AND q.attempt = w.attempt AND q.step = w.step
+        LEFT JOIN shared AS s ON s.span = w.span AND s.attempt = w.attempt AND s.step = w.step),
+    waited AS (
+        SELECT p.span, sum(p.waiting_seconds) / nullif(sum(p.self_seconds), 0) AS share FROM p
+        WHERE p.span IS NOT NULL GROUP BY p.span)
     SELECT a.span, any_value(a.kind) AS kind, factor::DOUBLE AS factor,
         count(*) FILTER (a.present > 0) AS steps, sum(a.step_seconds) AS seconds,
         sum(a.step_seconds) - sum(a.saved) AS seconds_after, sum(a.saved) AS saved_seconds,
         sum(a.saved) / nullif(sum(a.step_seconds), 0) AS saved_share,
         sum(a.step_seconds) / nullif(sum(a.step_seconds) - sum(a.saved), 0) AS speed_up,
         sum(a.step_seconds) / nullif(sum(a.step_seconds) - sum(a.saved_most), 0) AS "limit",
-        sum(a.took) / nullif(sum(a.rank_seconds), 0) AS naive_share, count(*) FILTER (a.moved) AS moved
-    FROM after AS a WHERE factor > 0 GROUP BY a.span ORDER BY saved_seconds DESC, a.span
+        sum(a.took) / nullif(sum(a.rank_seconds), 0) AS naive_share, count(*) FILTER (a.moved) AS moved,
+        any_value(w.share) AS waiting_share,
+        CASE WHEN any_value(a.kind) <> 'wait' THEN CASE WHEN any_value(w.share) > 0
+                THEN 'waits for other ranks inside: only its work is made faster' END
+            WHEN regexp_matches(lower(a.span), '{OTHERS}')
+            THEN 'waits for what other ranks do: shorter only where they are faster'
+            ELSE 'communication and waiting: at most what the rank that waits least spends in it' END AS why
+    FROM after AS a LEFT JOIN waited AS w ON w.span = a.span
+    WHERE factor > 0 GROUP BY a.span ORDER BY saved_seconds DESC, a.span
     """,
     "FROM speed_up('steps')",
     "of_run, of_span := NULL, factor := 2, of_role := 'trainer'",
@@ -174,6 +241,8 @@ _SPEED_UP = View(
         ("limit", "of the training if the span took no time"),
         ("naive_share", "part of all rank time that it takes: what a mean would promise to save at most"),
         ("moved", "steps in which another rank would hold the others up"),
+        ("waiting_share", "part of it that is waiting for other ranks, as `step_spans` says"),
+        ("why", "what limits it, where it waits; null for plain work"),
     ),
 )
 

@@ -45,7 +45,7 @@ def test_a_slow_worker_of_a_real_job_is_named_with_what_it_costs(tables: Any, ti
     assert found["slowest_ratio"] == pytest.approx(2.32, abs=0.05)
     assert found["same_rank_share"] == 1.0
     assert found["slowdown_mean"] == pytest.approx(published, rel=0.1)
-    assert found["job_slowdown"] == pytest.approx(published, rel=0.15)
+    assert found["job_slowdown"] == pytest.approx(published, rel=0.2)
     assert found["slowdown_without"] < 1.06
     assert found["says"].startswith("rank 0 is slow in every step: 2.3")
     (first, *others) = tables.dicts("SELECT rank, ratio, z, largest_share FROM ranks('AR')")
@@ -126,6 +126,17 @@ def test_a_group_of_ranks_that_does_more_is_a_group_and_no_bad_rank(tables: Any)
     work(tables, took)
     found = verdict(tables)
     assert (found["verdict"], sorted(found["slow_ranks"])) == ("heavy group", [6, 7])
+
+
+def test_the_alerts_of_a_rank_stand_beside_its_times(tables: Any) -> None:
+    work(tables, noise(9, 4, 40))
+    for alert, rank, rule, step in (("a", 2, "slow-rank", 20), ("b", 2, "nan", 5), ("c", None, "loss", 1)):
+        for state in ("open", "resolved"):
+            tables.add("alerts", [{"run": "r", "alert": alert, "rule": rule, "rank": rank, "step": step,
+                                   "state": state, "time": tables.t0, "ordinal": 0, "topic_uuid": tables.uuid,
+                                   "partition": 0, "offset": tables.next_offset()}])  # fmt: skip
+    found = dict(tables.rows("SELECT rank, alerts FROM ranks('r')"))
+    assert found == {0: [], 1: [], 2: ["nan since step 5", "slow-rank since step 20"], 3: []}
 
 
 def test_too_little_to_compare_is_said(tables: Any) -> None:

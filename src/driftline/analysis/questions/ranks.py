@@ -19,6 +19,7 @@ _SLOW = ("slow rank", "slow ranks", "slow rank at times")
 WORK = "(work)"
 OVERLAP_MIN = 0.01
 """Of the time of the steps: from there on it is said that they overlap."""
+ALERTS_TOLD = 3
 PARTS_MAX = 8
 """Parts of a step in a sentence: the largest."""
 
@@ -52,10 +53,25 @@ def _worst(asked: Asked, rows: Rows) -> str | None:
 def _rank_details(asked: Asked, rows: Rows) -> dict[str, Query]:
     given = {"run": asked.run.run, "metric": _worst(asked, rows)}
     named = arguments(given, of_metric="metric")
-    return {
+    queries = {
         "ranks": Query(f"FROM ranks($run{named})", given),
         "heat": Query(f"FROM rank_heat($run{named})", given),
     }
+    for at, alert in enumerate(rows["alerts"][:ALERTS_TOLD]):
+        if alert["rank"] is not None and alert["step"] is not None:
+            of = {
+                "run": asked.run.run,
+                "rank": alert["rank"],
+                "metric": alert["metric"],
+                "first": alert["step"],
+                "last": alert["step"] if alert["last_step"] is None else alert["last_step"],
+            }
+            queries[f"alert{at}"] = Query(
+                "SELECT median(ratio) AS ratio, count(*) AS steps FROM rank_values($run, of_metric := $metric) "
+                "WHERE rank = $rank AND step BETWEEN $first AND $last",
+                of,
+            )
+    return queries
 
 
 def _show_ranks(asked: Asked, rows: Rows) -> Answer:
@@ -68,7 +84,7 @@ def _show_ranks(asked: Asked, rows: Rows) -> Answer:
     says = [f"{_name(row['metric'])}: {row['says']}." for row in skew if row["metric"] in (WORK, chosen)]
     others = [row for row in skew if row["metric"] not in (WORK, chosen) and row["verdict"] in _SLOW]
     says += [f"{_name(row['metric'])}: {row['says']}." for row in others]
-    says += [f"Alert {row['rule']}: {row['explanation']}." for row in rows["alerts"][:3]]
+    says += _alerted(rows)
     tables = [
         table(
             "ranks",
@@ -83,6 +99,7 @@ def _show_ranks(asked: Asked, rows: Rows) -> Answer:
             Column("largest_share", "slowest in", "share"),
             Column("excess", "excess over the median", unit=unit),
             Column("odd", "not finite"),
+            Column("alerts"),
         ),
         table(
             "skew",
@@ -102,6 +119,21 @@ def _show_ranks(asked: Asked, rows: Rows) -> Answer:
     )
     asking = _rank_details(asked, rows)["ranks"].literal
     return Answer("ranks", title, tuple(says), tuple(tables), charts, sql=(asking,))
+
+
+def _alerted(rows: Rows) -> list[str]:
+    """Alerts of slow ranks, and what the rank did while each was open: the whole run may hide it."""
+    says = []
+    for at, alert in enumerate(rows["alerts"][:ALERTS_TOLD]):
+        says.append(f"Alert {alert['rule']}: {alert['explanation']}.")
+        for row in rows.get(f"alert{at}", []):
+            if row["ratio"] is not None:
+                says.append(
+                    f"In the {count(row['steps'], 'step')} of that alert rank {alert['rank']} took "
+                    f"{row['ratio']:.2f} times the median of the ranks in {_name(alert['metric'])}: what is said of "
+                    "the whole run does not speak against it."
+                )
+    return says
 
 
 def _name(metric: str) -> str:
@@ -145,8 +177,7 @@ def _step_queries(asked: Asked) -> dict[str, Query]:
             given,
         ),
         "overlap": Query(
-            "SELECT sum(barrier_seconds) FILTER (seconds_from = 'clock') / count(DISTINCT process) AS twice, "
-            "sum(step_seconds) / count(DISTINCT process) AS seconds FROM rank_steps($run)",
+            "SELECT sum(overlap_seconds) AS twice, sum(seconds + barrier_seconds) AS seconds FROM rank_steps($run)",
             given,
         ),
     }
@@ -179,6 +210,7 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
         first, *others = [f"{row['span']} would save {share(row['saved_share'])}" for row in gains]
         more = "".join(f", {text.replace(' would save', '')}" for text in others)
         says.append(f"{factor:g} times as fast, {first} of the time{more}.")
+    says += _waits(faster)
     tables = (
         table(
             "steps",
@@ -187,6 +219,7 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
             Column("span", "part", "part"),
             Column("seconds", "mean", "seconds"),
             Column("share", form="share"),
+            Column("waiting_seconds", "of it waiting", "seconds"),
             Column("critical_seconds", "on the slowest rank", "seconds"),
             Column("p50", form="seconds"),
             Column("p95", form="seconds"),
@@ -206,20 +239,38 @@ def _show_steps(asked: Asked, rows: Rows) -> Answer:
             Column("limit", "at most", "ratio"),
             Column("naive_share", "its mean share", "share"),
             Column("moved", "steps where another rank is slowest then"),
+            Column("why", ""),
         ),
     )
     return Answer("steps", title, tuple(says), tables, (_stack(parts),), _overlap(rows["overlap"][0]))
 
 
 def _overlap(found: Row) -> tuple[str, ...]:
-    """By the clock a step begins where the rank's last one ended: a wait after it is in the next one too."""
+    """Spans that began before the step before had ended: a loader's, or those of another thread."""
     twice, seconds = found["twice"] or 0.0, found["seconds"] or 0.0
     if not seconds or twice < OVERLAP_MIN * seconds:
         return ()
     return (
-        f"ranks end a step at different moments: of the waiting for the slowest {duration(twice)} are in "
-        f"their next steps too, which by their own clocks take {duration(seconds - twice)} in all",
+        f"spans of a step begin before the step before has ended: {share(twice / seconds)} of the time is in two "
+        "steps",
     )
+
+
+def _waits(faster: Sequence[Row]) -> list[str]:
+    """What to know before one makes these spans faster."""
+    inside = [row for row in faster if row["kind"] != "wait" and (row["waiting_share"] or 0) >= 0.005]
+    says = [
+        f"{row['span']} waits for other ranks in {share(row['waiting_share'])} of its time (it is short where a "
+        "rank comes late): that is left out of its work and of what a faster one would save."
+        for row in inside
+    ]
+    waits = [row for row in faster if row["kind"] == "wait" and (row["naive_share"] or 0) >= 0.01]
+    if waits:
+        says.append(
+            f"{listed([row['span'] for row in waits], 4)} {'waits' if len(waits) == 1 else 'wait'} for other ranks "
+            f"({share(sum(row['naive_share'] for row in waits))} of the time): gets shorter where these are faster."
+        )
+    return says
 
 
 def _part(span: str) -> str:
