@@ -105,10 +105,9 @@ _RUN_STRETCHES = View(
     ),
 )
 
-_STEP_TIMES = View(
-    "step_times",
-    "one step of one attempt on the clock of the lead, and what its time went to; microseconds add up to the "
-    "step",
+_LEAD_STEPS = View(
+    "lead_steps",
+    "one step of one attempt: when it ended on the clock of the lead",
     """
     TABLE
     WITH led AS MATERIALIZED (FROM run_stretches(of_run, of_role := of_role)),
@@ -135,13 +134,36 @@ _STEP_TIMES = View(
         SELECT c.attempt, c.step, l.process, l.began_us,
             greatest(l.began_us, max(c.us) OVER (PARTITION BY c.attempt ORDER BY c.step)) AS us,
             min(c.step) OVER (PARTITION BY c.attempt) AS first_step
-        FROM calm AS c JOIN led AS l ON l.attempt = c.attempt),
+        FROM calm AS c JOIN led AS l ON l.attempt = c.attempt)
+    SELECT f.attempt, f.step, f.process, make_timestamptz(f.us) AS ended, f.began_us, f.first_step
+    FROM forward AS f ORDER BY f.attempt, f.step
+    """,
+    "FROM lead_steps('steps')",
+    "of_run, of_role := 'trainer'",
+    columns=(
+        ("attempt", "restart of the run, from 0"),
+        ("step", "training step"),
+        ("process", "the lead, which tells it"),
+        ("ended", "last sample of the step, by the clock of the lead"),
+        ("began_us", "when the attempt began, in microseconds since 1970"),
+        ("first_step", "of the attempt"),
+    ),
+)
+
+_STEP_TIMES = View(
+    "step_times",
+    "one step of one attempt on the clock of the lead, and what its time went to; microseconds add up to the "
+    "step",
+    """
+    TABLE
+    WITH forward AS MATERIALIZED (
+        SELECT l.*, epoch_us(l.ended) AS us FROM lead_steps(of_run, of_role := of_role) AS l),
     kinds AS (
         SELECT t.attempt, t.step, t.process, any_value(t.rank) AS rank,
             coalesce(sum(t.self_seconds) FILTER (t.kind = 'evaluation'), 0) AS evaluation,
             coalesce(sum(t.self_seconds) FILTER (t.kind = 'checkpoint'), 0) AS checkpoint,
             coalesce(sum(t.self_seconds) FILTER (t.kind = 'data'), 0) AS data,
-            coalesce(sum(t.self_seconds) FILTER (t.kind = 'work'), 0) AS work,
+            coalesce(sum(t.self_seconds - t.waiting_seconds) FILTER (t.kind = 'work'), 0) AS work,
             sum(t.self_seconds) AS covered
         FROM step_spans(of_run, of_role := of_role, all_attempts := true) AS t GROUP BY ALL),
     paths AS (
@@ -206,12 +228,7 @@ _STEP_TIMES = View(
     ),
 )
 
-_LEDGER = View(
-    "goodput_ledger",
-    "one use of the wall time of a run; `seconds` add up to the wall time and `share` to 1",
-    f"""
-    TABLE
-    WITH led AS MATERIALIZED (FROM run_stretches(of_run, of_role := of_role)),
+_BOOKED = """WITH led AS MATERIALIZED (FROM run_stretches(of_run, of_role := of_role)),
     s AS MATERIALIZED (FROM step_times(of_run, of_role := of_role)),
     stepped AS (
         SELECT s.attempt, sum(s.took_us)::BIGINT AS took_us, max(epoch_us(s.ended)) AS last_us FROM s
@@ -237,7 +254,14 @@ _LEDGER = View(
         WHERE l.next_us IS NOT NULL),
     summed AS (
         SELECT e.category, sum(e.us)::BIGINT AS us, count(*) FILTER (e.us > 0) AS n FROM entries AS e
-        GROUP BY e.category)
+        GROUP BY e.category)"""
+
+_LEDGER = View(
+    "goodput_ledger",
+    "one use of the wall time of a run; `seconds` add up to the wall time and `share` to 1",
+    f"""
+    TABLE
+{_BOOKED}
     SELECT c.category, coalesce(m.us, 0) / 1e6 AS seconds,
         coalesce(m.us, 0) / nullif(sum(m.us) OVER (), 0) AS share, coalesce(m.n, 0) AS n, c.says
     FROM (VALUES {_ORDER}) AS c(category, says, place) LEFT JOIN summed AS m ON m.category = c.category
@@ -257,12 +281,12 @@ _LEDGER = View(
 _GOODPUT = View(
     "goodput",
     "one run: the share of its wall time that advanced training",
-    """
+    f"""
     TABLE
-    WITH l AS MATERIALIZED (FROM goodput_ledger(of_run, of_role := of_role)),
-    s AS MATERIALIZED (FROM step_times(of_run, of_role := of_role)),
+{_BOOKED},
+    l AS (SELECT m.category, m.us / 1e6 AS seconds FROM summed AS m),
     a AS (SELECT count(*) AS attempts, min(t.began_us) AS began_us, arg_max(t.ended_us, t.attempt) AS ended_us
-          FROM run_stretches(of_run, of_role := of_role) AS t)
+          FROM led AS t)
     SELECT (SELECT run_id(of_run)) AS run, make_timestamptz(any_value(a.began_us)) AS started,
         make_timestamptz(any_value(a.ended_us)) AS last_seen, sum(l.seconds) AS wall_seconds,
         sum(l.seconds) FILTER (l.category = 'productive') AS productive_seconds,
@@ -294,6 +318,7 @@ _GOODPUT = View(
 
 VIEWS = (
     _RUN_STRETCHES,
+    _LEAD_STEPS,
     _STEP_TIMES,
     _LEDGER,
     _GOODPUT,

@@ -5,6 +5,8 @@ that a step that is long everywhere says nothing. What holds from step to step i
 ratios; how much it wavers is their MAD times 1.4826 (equal to a standard deviation where they are normal).
 """
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.metric_names import SPAN_PREFIX

@@ -12,6 +12,8 @@ Forked children are left out (they work beside their parent), and so are process
 not a number of seconds from 0 to ``LONGEST`` is counted (``odd``) and nowhere else.
 """
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.metric_names import SPAN_PREFIX

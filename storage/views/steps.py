@@ -6,6 +6,8 @@ longest in spans that do not wait for others: only what that rank spends less ma
 another rank is the longest.
 """
 
+# ruff: noqa: E501  a step of the SQL and the meaning of a column each stand on one line
+
 from __future__ import annotations
 
 from driftline.storage.views.view import View

@@ -63,7 +63,10 @@ _THROUGHPUT = View(
     chosen AS (SELECT max(l.metric) FILTER (l.metric = 'tokens_per_second') AS tokens,
                    max(l.metric) AS any_metric FROM logged AS l),
     ended AS MATERIALIZED (
-        SELECT epoch_us(t.ended) AS us, t.took_us FROM step_times(of_run) AS t, chosen AS c
+        SELECT t.us, t.took_us FROM (
+            SELECT epoch_us(l.ended) AS us, epoch_us(l.ended) - coalesce(lag(epoch_us(l.ended)) OVER (
+                PARTITION BY l.attempt ORDER BY l.step), epoch_us(l.ended)) AS took_us
+            FROM lead_steps(of_run) AS l) AS t, chosen AS c
         WHERE c.any_metric IS NULL),
     whole AS (
         SELECT min(e.us - e.took_us) AS first, max(e.us) AS last, (every * 1000000)::BIGINT AS width

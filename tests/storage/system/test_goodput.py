@@ -246,3 +246,49 @@ def test_a_checkpoint_of_untrained_weights_is_no_step(tables: Any) -> None:
     saved = [("checkpoint_save_time", 0, 1.0, 0.5), ("checkpoint_call_time", 0, 1.0, 0.1)]
     tables.samples("r", "p", [*saved, *(("loss", step, 1.0 + step, 1.0) for step in range(1, 11))])
     assert tables.dicts("FROM goodput('r')")[0]["steps"] == 10
+
+
+def odd_runs(tables: Any) -> None:
+    """Runs that end, start and log as runs do when things go wrong, each under the name of what is odd."""
+    steps = [("loss", step, 2.0 + step, 1.0) for step in range(10)]
+    tables.process("no evaluations", "a")
+    tables.samples("no evaluations", "a", steps)
+    tables.ended("no evaluations", "a", at=14.0)
+    for attempt, (began, first) in enumerate([(0, 0), (30, 5), (60, 3)]):
+        tables.process("killed twice", f"k{attempt}", attempt=attempt, at=began)
+        tables.samples("killed twice", f"k{attempt}",
+                       [("loss", first + at, began + 2.0 + at, 1.0) for at in range(8)])  # fmt: skip
+    for rank in range(3):
+        tables.process("ranks end early", f"e{rank}", rank=rank)
+        tables.samples("ranks end early", f"e{rank}", steps[: 10 if rank == 2 else 4], rank=rank)
+    tables.ended("ranks end early", "e0", at=7.0, outcome="exception")
+    tables.process("still live", "l")
+    tables.samples("still live", "l", steps)
+    tables.samples("no events", "n", steps)  # nobody said that it started: an import, or a lost record
+    tables.process("no steps", "s")
+    tables.samples("no steps", "s", [("cpu_utilization", None, 9.0, 50.0)])
+    tables.process("one moment", "m")
+    tables.samples("one moment", "m", [("loss", step, 5.0, 1.0) for step in range(10)])
+    tables.process("clock set back", "b")
+    tables.samples("clock set back", "b", [("loss", step, 50.0 - 3 * step, 1.0) for step in range(10)])
+    tables.process("never logged", "q")
+    tables.process("evaluates for longer than a step", "v")
+    tables.samples("evaluates for longer than a step", "v",
+                   [*steps, *[("span/eval", step, 2.0 + step, 5.0) for step in range(10)]])  # fmt: skip
+
+
+def test_the_ledger_of_odd_runs_adds_up_to_their_wall_time(tables: Any) -> None:
+    odd_runs(tables)
+    walls = {
+        "no evaluations": 14.0, "killed twice": 69.0, "ranks end early": 7.0, "still live": 11.0,
+        "no events": 9.0, "no steps": 9.0, "one moment": 5.0, "clock set back": 50.0, "never logged": 0.0,
+        "evaluates for longer than a step": 11.0,
+    }  # fmt: skip
+    found = {}
+    for run in walls:
+        rows = dict(tables.rows("SELECT category, seconds FROM goodput_ledger(?)", [run]))
+        assert all(seconds >= 0 for seconds in rows.values()), (run, rows)
+        (row,) = tables.dicts("FROM goodput(?)", [run])
+        assert row["wall_seconds"] == pytest.approx(sum(rows.values())), run
+        found[run] = row["wall_seconds"]
+    assert found == pytest.approx(walls)

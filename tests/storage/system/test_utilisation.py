@@ -196,3 +196,40 @@ def test_runs_without_throughput_are_compared_by_their_step_time_and_apart(table
         (1, "steps per second", 0.5, 1.0), (2, "steps per second", 1.0, 1.0), (4, "throughput", 50.0, 1.0),
     ]  # fmt: skip
     assert tables.rows("FROM scaling('nobody')") == []
+
+
+@pytest.mark.parametrize(
+    ("logged", "throughput", "said", "unit"),
+    [
+        ({"perf/throughput": 100.0}, 400.0, "perf/throughput", "tokens/s"),
+        ({"train/tokens_per_second": 100.0}, 400.0, "train/tokens_per_second", "tokens/s"),
+        ({"train|device/samples_per_sec": 5.0}, 20.0, "train|device/samples_per_sec", "samples/s"),
+        ({"train_tokens_per_second": 100.0}, 100.0, "train_tokens_per_second", "tokens/s"),
+        ({"tokens": 30.0}, 60.0, "tokens by the clock", "tokens/s"),
+        ({"tokens": 30.0, "step_time": 4.0}, 30.0, "tokens over step_time", "tokens/s"),
+        ({"perf/total_num_tokens": 30.0, "timing_s/step": 3.0}, 10.0,
+         "perf/total_num_tokens over timing_s/step", "tokens/s"),
+        ({"timing_s/step": 4.0}, 0.25, "steps per second", "steps/s"),
+        ({"loss": 1.0}, 0.5, "steps per second by the clock", "steps/s"),
+    ],
+)  # fmt: skip
+def test_throughput_is_found_under_the_names_that_trainers_log(
+    tables: Any, logged: dict[str, float], throughput: float, said: str, unit: str
+) -> None:
+    """Four ranks that all log, a step every 2 s; the words say what was used."""
+    for rank in range(4):
+        tables.process("r", f"p{rank}", rank=rank, name="exp", world_size=4)
+        rows = [(metric, step, 2.0 * step, v) for step in range(12) for metric, v in logged.items()]
+        tables.samples("r", f"p{rank}", rows, rank=rank)
+    found = tables.rows("SELECT throughput, throughput_from, unit FROM scaling('exp')")
+    assert found == [(pytest.approx(throughput), said, unit)]
+
+
+def test_tokens_counted_so_far_are_told_by_how_they_grow(tables: Any) -> None:
+    for rank in range(2):
+        tables.process("r", f"p{rank}", rank=rank, name="exp", world_size=2)
+        rows = [("num_input_tokens_seen", 10 * at, 5.0 * at, 1000.0 * (at + 1)) for at in range(12)]
+        tables.samples("r", f"p{rank}", rows, rank=rank)
+    assert tables.rows("SELECT throughput, throughput_from FROM scaling('exp')") == [
+        (pytest.approx(200.0), "num_input_tokens_seen by the clock")
+    ]

@@ -139,8 +139,8 @@ def _show_scaling(asked: Asked, rows: Rows) -> Answer:
         return Answer(
             "scaling",
             title,
-            empty="no throughput: log tokens_per_second (or throughput, or step_time) with step=step, in "
-            "runs of one name on different numbers of ranks",
+            empty="no steps to tell throughput by: log tokens_per_second (or throughput, tokens, step_time) "
+            "with step=step, in runs of one name on different numbers of ranks",
         )
     shown = table(
         "runs",
@@ -150,6 +150,7 @@ def _show_scaling(asked: Asked, rows: Rows) -> Answer:
         Column("run"),
         Column("ranks"),
         Column("throughput"),
+        Column("unit", ""),
         Column("throughput_from", "from"),
         Column("speedup", form="ratio"),
         Column("ideal_speedup", "ideal", "ratio"),
@@ -162,15 +163,26 @@ def _show_scaling(asked: Asked, rows: Rows) -> Answer:
         else ()
     )
     charts = (_scaling_chart(runs),) if len({row["ranks"] for row in runs}) > 1 else ()
-    return Answer("scaling", title, tuple(_scales(runs)), (shown,), charts, notes)
+    return Answer("scaling", title, (*_scales(runs), _used(runs)), (shown,), charts, notes)
+
+
+def _used(runs: Sequence[Row]) -> str:
+    """What was taken for the throughput, and what that means."""
+    sources = list(dict.fromkeys(row["throughput_from"] for row in runs))
+    says = f"Throughput is from {listed(sources, 4)}"
+    if len(sources) > 1:
+        says += ": only runs of one source are compared"
+    if any(source.startswith("steps per second") for source in sources):
+        says += "; steps per second compare only runs of the same global batch"
+    return says + "."
 
 
 def _scales(runs: Sequence[Row]) -> list[str]:
     small, large = min(runs, key=lambda row: row["ranks"]), max(runs, key=lambda row: row["ranks"])
     if small["ranks"] == large["ranks"]:
         return [
-            f"All {count(len(runs), 'run')} have {count(small['ranks'], 'rank')}: scaling needs runs of one "
-            "name on several numbers."
+            f"{count(len(runs), 'run has', 'runs have')} {count(small['ranks'], 'rank')}, and none another "
+            "number: scaling needs runs of one name on several."
         ]
     says = [
         f"{large['ranks']} ranks give {large['speedup']:.2f} times the throughput of {small['ranks']} "
@@ -192,4 +204,4 @@ def _scaling_chart(runs: Sequence[Row]) -> Plot:
 
 
 UTILISATION = Question("utilisation", _used_queries, _show_used, timed=lambda asked: True)
-SCALING = Question("scaling", _scaling_queries, _show_scaling)
+SCALING = Question("scaling", _scaling_queries, _show_scaling, timed=lambda asked: True)

@@ -67,7 +67,8 @@ def _rank_details(asked: Asked, rows: Rows) -> dict[str, Query]:
                 "last": alert["step"] if alert["last_step"] is None else alert["last_step"],
             }
             queries[f"alert{at}"] = Query(
-                "SELECT median(ratio) AS ratio, count(*) AS steps FROM rank_values($run, of_metric := $metric) "
+                "SELECT median(ratio) AS ratio, count(*) AS steps "
+                "FROM rank_values($run, of_metric := $metric) "
                 "WHERE rank = $rank AND step BETWEEN $first AND $last",
                 of,
             )
@@ -75,7 +76,8 @@ def _rank_details(asked: Asked, rows: Rows) -> dict[str, Query]:
 
 
 def _show_ranks(asked: Asked, rows: Rows) -> Answer:
-    skew, ranks = rows["skew"], rows["ranks"]
+    skew = rows["skew"]
+    ranks = [{**row, "alerts": ", ".join(row["alerts"]) or None} for row in rows["ranks"]]
     title = f"Ranks of {asked.run.spoken}"
     if not skew:
         return Answer("ranks", title, empty=_NO_SPANS)
@@ -129,9 +131,9 @@ def _alerted(rows: Rows) -> list[str]:
         for row in rows.get(f"alert{at}", []):
             if row["ratio"] is not None:
                 says.append(
-                    f"In the {count(row['steps'], 'step')} of that alert rank {alert['rank']} took "
-                    f"{row['ratio']:.2f} times the median of the ranks in {_name(alert['metric'])}: what is said of "
-                    "the whole run does not speak against it."
+                    f"While it was open ({count(row['steps'], 'step')}) rank {alert['rank']} took "
+                    f"{row['ratio']:.2f} times the median of the ranks in {_name(alert['metric'])}; a "
+                    "verdict on the whole run does not speak against that."
                 )
     return says
 
@@ -177,7 +179,8 @@ def _step_queries(asked: Asked) -> dict[str, Query]:
             given,
         ),
         "overlap": Query(
-            "SELECT sum(overlap_seconds) AS twice, sum(seconds + barrier_seconds) AS seconds FROM rank_steps($run)",
+            "SELECT sum(overlap_seconds) AS twice, sum(seconds + barrier_seconds) AS seconds "
+            "FROM rank_steps($run)",
             given,
         ),
     }
@@ -251,8 +254,8 @@ def _overlap(found: Row) -> tuple[str, ...]:
     if not seconds or twice < OVERLAP_MIN * seconds:
         return ()
     return (
-        f"spans of a step begin before the step before has ended: {share(twice / seconds)} of the time is in two "
-        "steps",
+        f"spans of a step begin before the step before has ended: {share(twice / seconds)} of the time is in "
+        "two steps",
     )
 
 
@@ -260,15 +263,16 @@ def _waits(faster: Sequence[Row]) -> list[str]:
     """What to know before one makes these spans faster."""
     inside = [row for row in faster if row["kind"] != "wait" and (row["waiting_share"] or 0) >= 0.005]
     says = [
-        f"{row['span']} waits for other ranks in {share(row['waiting_share'])} of its time (it is short where a "
-        "rank comes late): that is left out of its work and of what a faster one would save."
+        f"{row['span']} waits for other ranks in {share(row['waiting_share'])} of its time (it is short "
+        "where a rank comes late): that is left out of its work and of what a faster one would save."
         for row in inside
     ]
     waits = [row for row in faster if row["kind"] == "wait" and (row["naive_share"] or 0) >= 0.01]
     if waits:
         says.append(
-            f"{listed([row['span'] for row in waits], 4)} {'waits' if len(waits) == 1 else 'wait'} for other ranks "
-            f"({share(sum(row['naive_share'] for row in waits))} of the time): gets shorter where these are faster."
+            f"{listed([row['span'] for row in waits], 4)} {'waits' if len(waits) == 1 else 'wait'} for other "
+            f"ranks ({share(sum(row['naive_share'] for row in waits))} of the time): shorter only where "
+            "these are faster."
         )
     return says
 
