@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
-    samples = 1_000_000 if options.quick else 4_000_000
+    samples = 600_000 if options.quick else 4_000_000
     result = measure(2_000, samples, options)
     result |= {f"{name}_200": value for name, value in measure(200, samples // 2, options).items()}
     usual = measure(len(pure.METRICS), samples // 4 if options.quick else samples // 2, options, 1_000_000)
