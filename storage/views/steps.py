@@ -43,17 +43,17 @@ _STEPS = View(
         SELECT r.attempt, r.step, r.process, r.rank, '(untold)', 'work', r.busy_seconds, 0, 1, 0, NULL
         FROM r WHERE r.seconds_from = 'no spans'),
     critical AS (
-        SELECT p.span, p.kind, sum(p.self_seconds) AS seconds
+        SELECT p.span, p.kind, fsum(p.self_seconds) AS seconds
         FROM parts AS p JOIN path AS c
           ON c.attempt = p.attempt AND c.step = p.step AND c.process = p.process
         GROUP BY p.span, p.kind),
     by_step AS MATERIALIZED (
-        SELECT p.span, p.kind, p.attempt, p.step, sum(p.self_seconds) AS seconds,
-            sum(p.waiting_seconds) AS waiting, max(p.self_seconds) AS largest, sum(p.n) AS n,
+        SELECT p.span, p.kind, p.attempt, p.step, fsum(p.self_seconds) AS seconds,
+            fsum(p.waiting_seconds) AS waiting, max(p.self_seconds) AS largest, sum(p.n) AS n,
             sum(p.odd) AS odd, min(p.inside) AS inside
         FROM parts AS p GROUP BY p.span, p.kind, p.attempt, p.step),
     summed AS (
-        SELECT b.span, b.kind, sum(b.seconds) AS seconds, sum(b.waiting) AS waiting, max(b.largest) AS max,
+        SELECT b.span, b.kind, fsum(b.seconds) AS seconds, fsum(b.waiting) AS waiting, max(b.largest) AS max,
             arg_max(b.step, (b.largest, -b.step)) AS max_step, sum(b.n)::BIGINT AS n, sum(b.odd)::BIGINT AS odd,
             count(DISTINCT b.step) FILTER (b.n > 0) AS steps, min(b.inside) AS inside
         FROM by_step AS b GROUP BY b.span, b.kind),

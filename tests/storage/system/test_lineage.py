@@ -89,7 +89,7 @@ def test_windows_and_alerts_that_hold_a_sample_rest_on_it(tables: Any) -> None:
             "offset": 75,
         },
     ]
-    tables.add("windows", [plain | row for row in windows])
+    tables.add("windows", [plain | {"count": 1} | row for row in windows])
     alerts = [
         {
             "alert": "nan/1",
