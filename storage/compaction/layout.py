@@ -59,6 +59,7 @@ def open_writer(path: Path, schema: pa.Schema, name: TableName, *, stays: bool) 
         use_dictionary=[column for column in simple if column not in encodings],
         column_encoding=dict(encodings),
         write_statistics=[column.name for column in columns if sorts_well(column)],
+        write_page_index=True,
         store_schema=False,
     )
     if grouped(name, stays=stays):
@@ -85,7 +86,7 @@ def writer_properties(name: TableName) -> WriterProperties:
     """How delta-rs writes files of the table."""
     columns = {}
     for column in TABLES[name].columns:
-        statistics: Literal["CHUNK", "NONE"] = "CHUNK" if sorts_well(column) else "NONE"
+        statistics: Literal["PAGE", "NONE"] = "PAGE" if sorts_well(column) else "NONE"
         if column.type.equals(TIME) or column.name == "offset":
             columns[column.name] = ColumnProperties(
                 dictionary_enabled=False, encoding="DELTA_BINARY_PACKED", statistics_enabled=statistics

@@ -59,7 +59,7 @@ class Make:
     def windows(self, offset: int, ordinal: int = 0, rows: int = 1, **columns: Any) -> bytes:
         values: dict[str, Any] = {}
         for field in window_rows.SCHEMA:
-            plain = {"run": "run", "axis": "time", "group": "", "metric": "loss"}.get(field.name)
+            plain = {"run": "run", "axis": "time", "group": "", "metric": "loss", "count": 1}.get(field.name)
             values[field.name] = [plain if plain is not None else 0 if not field.nullable else None] * rows
         values |= {"start": [T0 + at * 1_000_000 for at in range(rows)]}
         values |= {"end": [T0 + (at + 10) * 1_000_000 for at in range(rows)]} | columns
