@@ -170,13 +170,15 @@ class RowCheck:
             self._bad("log", "doubled", spot, ranges(doubled), len(doubled))
 
     def _unexpired(self, spot: _Spot, holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those behind a row that was too young to expire, and behind all that did: a broker's clock may have
-        been set back, so that a record expired before one that had come before it."""
+        """What of them lies behind all that expired. (A broker's clock may have been set back, so that a
+        record expired before one that had come before it.) Deletions of earlier versions did not say how far
+        they came: of such, holes behind a row that was too young to expire."""
+        if (gone := self._version("log", App.expired(spot.topic_uuid, spot.partition))) >= 0:
+            return [(max(a, gone + 1), b) for a, b in holes if b > gone]
         query = f"""SELECT min("offset") FROM log WHERE topic_uuid = ? AND "partition" = ?
             AND received >= make_timestamptz({self._cutoff["log"]})"""
         young = self._db.execute(query, [spot.topic_uuid, spot.partition]).fetchall()[0][0]
-        gone = self._version("log", App.expired(spot.topic_uuid, spot.partition))
-        return [] if young is None else [(a, b) for a, b in holes if a > young and b > gone]
+        return [] if young is None else [(a, b) for a, b in holes if a > young]
 
     def _numbers(self) -> None:
         query = """
@@ -195,7 +197,9 @@ class RowCheck:
     # --- rows of records -------------------------------------------------------------------------------
 
     def _samples(self) -> None:
-        cutoff = self._cutoff["samples"]
+        expired = self._cutoff["samples"] >= 0
+        # not epoch_us: that of an instant which DuckDB takes for infinite is null
+        before = f"make_timestamptz({self._cutoff['samples']})"
         query = f"""
             WITH have AS (
                 SELECT topic_uuid, "partition", "offset", count(*) AS n, min(ordinal) AS low,
@@ -204,8 +208,8 @@ class RowCheck:
                 FROM samples GROUP BY ALL),
             frames AS (
                 SELECT l.*, coalesce(n, 0) AS n, low, high, s1, s2, top, l.samples::HUGEINT AS m,
-                    coalesce({cutoff} >= 0 AND epoch_us(oldest) < {cutoff}, {cutoff} >= 0) AS cut,
-                    cut AND coalesce(epoch_us(newest) < {cutoff}, true) AS gone
+                    {expired} AND coalesce(oldest < {before}, true) AS cut,
+                    cut AND coalesce(newest < {before}, true) AS gone
                 FROM log AS l JOIN levels ON own = 'samples' AND levels.topic_uuid = l.topic_uuid
                     AND levels."partition" = l."partition" AND l."offset" <= level
                 LEFT JOIN have ON have.topic_uuid = l.topic_uuid AND have."partition" = l."partition"

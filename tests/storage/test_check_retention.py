@@ -104,6 +104,37 @@ def test_of_a_frame_that_retention_cut_the_newest_sample_is_promised(root: Path,
     assert [bad.ranges for bad in check(root).bad] == [((7, 7),)]
 
 
+@pytest.mark.parametrize("lost", ["offset >= 7", "offset >= 3 AND offset < 9", "true"])
+def test_rows_of_the_log_that_are_lost_are_found_beside_retention(
+    root: Path, make: Any, lost: str
+) -> None:
+    """Also if no row is left that is too young to expire, as where a table has one file only."""
+    expire(root, make, make.t0 + 65 * SECOND)
+    Lake(root).delete("log", lost)
+    (bad,) = [bad for bad in check(root).bad if bad.table == "log"]
+    assert (bad.kind, bad.ranges) == ("missing", ((7, 8 if "9" in lost else FRAMES - 1),))
+
+
+@pytest.mark.parametrize("instant", [2**63 - 1, -(2**63)])
+def test_times_that_no_calendar_has_hide_no_loss_beside_retention(
+    tmp_path: Path, make: Any, instant: int
+) -> None:
+    """One sample of a frame has such a time, as a process may log it."""
+    times = np.array([make.t0 + 70 * SECOND, instant, make.t0 + 80 * SECOND])
+    frames = [
+        make.frame(at, {"loss": [1.0, 2.0, 3.0]}, time_us=times if at == 1 else times[[0, 0, 2]])
+        for at in range(3)
+    ]
+    spot = Spot("telemetry", make.uuid, 0)
+    write(tmp_path, make, {spot: [(make.t0 + 90 * SECOND, frame) for frame in frames]})
+    expire(tmp_path, make, make.t0 + 75 * SECOND)
+    assert check(tmp_path).findings == []
+    Lake(tmp_path).compact("log", at_least=1)
+    assert check(tmp_path).findings == []
+    Lake(tmp_path).delete("samples", '"offset" = 1')
+    assert [bad.ranges for bad in check(tmp_path).bad] == [((1, 1),)]
+
+
 @pytest.mark.parametrize("name", ["samples", "log", "windows"])
 def test_retention_that_runs_while_the_tables_are_read_makes_nothing_missing(
     root: Path, make: Any, name: str, monkeypatch: pytest.MonkeyPatch
