@@ -13,7 +13,7 @@ its next turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from driftline.clock import SECOND_US, Clock
 from driftline.settings import StorageSettings
@@ -71,6 +71,7 @@ class Upkeep:
         self._waits: dict[TableName, int] = {}
         """Tables that are merged though rows of theirs have expired, and when that was last so."""
         self._changed = True
+        self._closed = False
 
     def changed(self) -> None:
         """To be called after rows were committed: the catalog lacks their files."""
@@ -122,23 +123,25 @@ class Upkeep:
             for name in TABLE_NAMES:
                 self._try("merging", name, lambda table: self._compact(table, at_least, go_on))
             return
-        self._hear(self._merger)
-        for name in self._grown(at_least):
-            now = self._clock.steady_us()
-            turn_of_retention = now - self._waits.get(name, now - TURN_US) < TURN_US
-            if self._patience.due(("merging", name), now) and not turn_of_retention:
-                self._merger.ask(name, self._fewest[name] + at_least)
+        merger = self._merger
+        self._hear(merger)
+        for name in TABLE_NAMES:
+            self._try("counting files", name, lambda table: self._ask(merger, table, at_least))
 
     def _compact(self, name: TableName, at_least: int, stop: Stop) -> None:
         if self._lake.compact(name, at_least=at_least, stop=stop):
             self._changed = True
 
-    def _grown(self, at_least: int) -> Iterator[TableName]:
-        for name in TABLE_NAMES:
-            count = self._lake.count(name)
-            self._fewest[name] = min(self._fewest[name], count)
-            if count - self._fewest[name] >= at_least:
-                yield name
+    def _ask(self, merger: Merger, name: TableName, at_least: int) -> None:
+        """Has the table merged if it has grown so much, unless that failed lately or retention waits."""
+        count = self._lake.count(name)
+        self._fewest[name] = min(self._fewest[name], count)
+        if count - self._fewest[name] < at_least:
+            return
+        now = self._clock.steady_us()
+        turn_of_retention = now - self._waits.get(name, now - TURN_US) < TURN_US
+        if self._patience.due(("merging", name), now) and not turn_of_retention:
+            merger.ask(name, self._fewest[name] + at_least)
 
     def _hear(self, merger: Merger) -> None:
         """What the merger did since it was heard last."""
@@ -232,9 +235,10 @@ class Upkeep:
             self._merger.stop()
 
     def close(self) -> None:
-        """Ends the merger, whatever it was doing."""
-        if self._merger is None:
+        """Ends the merger, whatever it was doing; waits for it once."""
+        if self._merger is None or self._closed:
             return
+        self._closed = True
         if not self._merger.close():
             self._say(f"sink: not waiting any longer: {self.doing}; what it leaves, the next sink removes")
         self._hear(self._merger)

@@ -15,6 +15,7 @@ from driftline.errors import BadData
 from driftline.settings import StorageSettings
 from driftline.storage import catalog, retention
 from driftline.storage.patience import FIRST_US, KNOWN_US, LONGEST_US
+from driftline.storage.tables import TABLE_NAMES
 from driftline.storage.upkeep import EVERY_US, TRIM_US, Upkeep
 
 DAY_US = 86_400 * SECOND_US
@@ -48,12 +49,14 @@ class Tables:
 class Kept:
     """The upkeep of a lake, in which rows have expired."""
 
-    def __init__(self, lake: Any, make: Any) -> None:
+    def __init__(self, lake: Any, make: Any, merger: Any = None) -> None:
         self.counts: Counter[str] = Counter()
         self.lines: list[str] = []
         self.clock = ManualClock(now_us=make.t0 + 9 * DAY_US)
         settings = StorageSettings(retention_us=DAY_US, catalog_us=SECOND_US)
-        self.upkeep = Upkeep(lake, settings, counts=self.counts, say=self.lines.append, clock=self.clock)
+        self.upkeep = Upkeep(
+            lake, settings, counts=self.counts, say=self.lines.append, clock=self.clock, merger=merger
+        )
         self._make = make
         self.clock.advance(20 * SECOND_US)
 
@@ -173,3 +176,52 @@ def _raise(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return broken
+
+
+class Helper:
+    """A merger of which one table is asked at a time, and that cannot be stopped."""
+
+    merging = ("items", 40)
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.closed = 0
+
+    def news(self) -> tuple[()]:
+        return ()
+
+    def ask(self, name: Any, at_least: int) -> None:
+        self.asked.append(name)
+
+    def close(self) -> bool:
+        self.closed += 1
+        return False
+
+
+def test_a_table_that_cannot_be_loaded_anew_just_then_ends_no_sink_and_others_are_merged(
+    store: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake loads its tables anew every few minutes, also those that get no rows."""
+    helper = Helper()
+    kept = Kept(store.lake, make, merger=helper)
+
+    def count(name: Any) -> int:
+        if name == "gaps":
+            raise BadData("gaps cannot be opened as a table: Input/output error")
+        return 5
+
+    monkeypatch.setattr(store.lake, "count", count)
+    kept.upkeep.compact(at_least=4)
+    assert set(helper.asked) == {*TABLE_NAMES} - {"gaps"}
+    assert kept.counts["upkeep errors"] == 1
+    assert "Input/output error" in kept.lines[0]
+
+
+def test_a_merge_that_cannot_be_stopped_is_waited_for_once(store: Any, make: Any) -> None:
+    """The end of a sink closes it, and so does the last upkeep; each time would be 20 seconds."""
+    helper = Helper()
+    kept = Kept(store.lake, make, merger=helper)
+    kept.upkeep.close()
+    kept.upkeep.finish(within_s=0)
+    assert helper.closed == 1
+    assert len(kept.lines) == 1
