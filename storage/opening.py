@@ -9,9 +9,9 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from driftline.errors import BadData
+from driftline.errors import BadData, Unavailable
 from driftline.storage.listing import EMPTY
-from driftline.storage.remedies import fault_of
+from driftline.storage.remedies import fault_of, told
 from driftline.storage.table_log import KEEP_LOG_S, empty_commit, set_aside_torn_end
 from driftline.storage.tables import TABLES, Table, TableName
 
@@ -33,9 +33,14 @@ class Handles:
         return self._handles[name]
 
     def load(self, name: TableName) -> DeltaTable:
-        """Loads it now, as :func:`open_table`."""
+        """Loads it now, as :func:`open_table`; Unavailable if it was there before and the system refuses."""
         self._loaded[name] = time.monotonic()
-        self._handles[name] = open_table(self._root, name)
+        try:
+            self._handles[name] = open_table(self._root, name)
+        except BadData as error:
+            if name in self._handles and isinstance(error.__cause__, OSError):
+                raise Unavailable(f"{self._root / name} cannot be read: {told(error.__cause__)}") from error
+            raise
         return self._handles[name]
 
 

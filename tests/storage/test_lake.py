@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from driftline.errors import BadData, SettingsError
+from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.storage import opening
 from driftline.storage.alone import alone, together
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
@@ -276,6 +277,28 @@ def test_columns_that_came_later_are_added_to_tables_of_earlier_versions(
         lake.compact("windows", at_least=2)
     assert len(lake.files("windows")) == 1
     assert_no_float_statistics(lake.files("windows")[0])
+
+
+def test_a_file_server_that_is_away_when_a_table_is_loaded_anew_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start it is an error that says what to do; a sink that runs tries again."""
+    lake = Lake(tmp_path)
+
+    def away(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "set_aside_torn_end", away)
+        with pytest.raises(BadData, match="Input/output error"):
+            Lake(tmp_path)
+        with pytest.raises(Unavailable, match="Input/output error"):
+            lake.reload()
+        patch.setattr(opening, "RELOAD_S", 0.0)
+        with pytest.raises(Unavailable, match="Input/output error"):
+            lake.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 0})
+    lake.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 0})
+    assert stored(tmp_path) == ["a"]
 
 
 def test_readers_of_a_folder_without_tables_are_told(tmp_path: Path) -> None:
