@@ -12,6 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+WAIT_S = 10.0
+"""Longer than a look at a table takes, on a slow file server too; a repair may be alone for longer."""
+_TRY_S = 0.02
+
 
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[bool]:
@@ -27,14 +31,14 @@ def alone(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def together(path: Path) -> Iterator[None]:
-    """Until the block ends nobody is :func:`alone` with ``path``; waits a second. Raises OSError."""
+    """Until the block ends nobody is :func:`alone` with ``path``; waits ``WAIT_S``. Raises OSError."""
     with path.open("a+") as file:
-        for tries in range(50, -1, -1):
+        for tries in range(int(WAIT_S / _TRY_S), -1, -1):
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if not tries:
                     raise
-                time.sleep(0.02)
+                time.sleep(_TRY_S)
         yield

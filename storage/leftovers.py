@@ -165,8 +165,9 @@ def _unlink(folder: Path, files: Iterable[str]) -> tuple[int, int]:
     count = size = 0
     for file in files:
         path = folder / file
-        if Path(file).name != file or not path.exists():  # our files lie in the folder itself
+        found = _state(path)  # another process, or the thread that merges, may remove it too
+        if Path(file).name != file or found is None:  # our files lie in the folder itself
             continue
-        count, size = count + 1, size + path.stat().st_size
+        count, size = count + 1, size + found.st_size
         path.unlink(missing_ok=True)
     return count, size

@@ -105,9 +105,7 @@ def test_of_a_frame_that_retention_cut_the_newest_sample_is_promised(root: Path,
 
 
 @pytest.mark.parametrize("lost", ["offset >= 7", "offset >= 3 AND offset < 9", "true"])
-def test_rows_of_the_log_that_are_lost_are_found_beside_retention(
-    root: Path, make: Any, lost: str
-) -> None:
+def test_rows_of_the_log_that_are_lost_are_found_beside_retention(root: Path, make: Any, lost: str) -> None:
     """Also if no row is left that is too young to expire, as where a table has one file only."""
     expire(root, make, make.t0 + 65 * SECOND)
     Lake(root).delete("log", lost)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from driftline.errors import BadData, SettingsError, Unavailable
-from driftline.storage import opening
+from driftline.storage import leftovers, opening
 from driftline.storage.alone import alone, together
 from driftline.storage.lake import Lake
 from driftline.storage.listing import read_files
@@ -304,6 +305,27 @@ def test_a_file_server_that_is_away_when_a_table_is_loaded_anew_is_waited_for(
 def test_readers_of_a_folder_without_tables_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="no tables"):
         read_files(tmp_path)
+
+
+def test_a_commit_waits_for_a_slow_look_at_what_killed_writers_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that merges looks after each merge, while the sink commits."""
+    lake, other = Lake(tmp_path), Lake(tmp_path)
+    began, look = threading.Event(), leftovers.known_names
+
+    def slow(folder: Path) -> set[str]:
+        began.set()
+        time.sleep(1.5)
+        return look(folder)
+
+    monkeypatch.setattr(leftovers, "known_names", slow)
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(other._leftovers.remove_orphans, "facts")
+        assert began.wait(60)
+        lake.commit("facts", facts("a"), {"u/0": -1}, {"u/0": 0})
+        looking.result()
+    assert stored(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("lock", [alone, together])
