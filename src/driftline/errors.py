@@ -8,10 +8,12 @@
     `-- BadData         stored or given data is broken: stop, show where      (exit code 1)
 
 A broken invariant is an ``assert``, never one of these. A message says what, where and the remedy.
-Foreign exceptions are wrapped where they enter.
+Foreign exceptions are wrapped where they enter. All can be pickled, to come from another process.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class DriftlineError(Exception):
@@ -26,6 +28,9 @@ class SettingsError(DriftlineError):
         self.key = key
         self.value = value
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.value, self.remedy)
 
 
 class BadRecord(DriftlineError):
@@ -48,6 +53,9 @@ class Refused(Unavailable):
         self.key = key
         self.value = value
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.value, self.remedy)
 
     def at_start(self) -> SettingsError:
         """The same as what ends a role that has never reached the broker."""

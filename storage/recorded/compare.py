@@ -83,6 +83,8 @@ class Differences(NamedTuple):
 
     counts: Counts
     first: list[Difference]
+    runs: frozenset[str]
+    """Those that have any."""
 
 
 class Stored:
@@ -165,17 +167,20 @@ class Stored:
     ) -> Differences:
         """All differences counted, and the ``first`` of them; ``replayed``: Parquet files of the rows.
 
-        Memory is bounded (``DIFFER_MEMORY``): what the comparison needs beyond it lies beside these files.
+        A null is no difference in columns that earlier versions did not store. Memory is bounded
+        (``DIFFER_MEMORY``): what the comparison needs beyond it lies beside these files.
         """
         keys = _KEYS[name]
         columns = [c for c in TABLES[name].columns if c.name not in _left_out(name)]
-        compared = [c for c in columns if c.name not in keys and not c.later]
+        compared = [c for c in columns if c.name not in keys]
         files = ", ".join(path(str(file)) for file in replayed)
         stored = _side(name, f"(FROM {self._mine[name]} AS t WHERE {_within(reaches)})", columns)
         made = _side(name, f"read_parquet([{files}])", columns)
         on = ", ".join(identifier(key) for key in keys)
         changed = " OR ".join(
-            f"stored.{identifier(c.name)} IS DISTINCT FROM replayed.{identifier(c.name)}" for c in compared
+            f"stored.{identifier(c.name)} IS DISTINCT FROM replayed.{identifier(c.name)}"
+            + (f" AND stored.{identifier(c.name)} IS NOT NULL" if c.later else "")
+            for c in compared
         )
         joined = f"""FROM ({stored}) AS stored FULL JOIN ({made}) AS replayed USING ({on})
             WHERE stored.there IS NULL OR replayed.there IS NULL OR {changed or "false"}"""
@@ -189,15 +194,17 @@ class Stored:
             self._db.execute(f"SET temp_directory = {text(folder)}")
             self._db.execute("SET preserve_insertion_order = false")
             counts = self._do(
-                f"""SELECT count(*) FILTER (replayed.there IS NULL), count(*) FILTER (stored.there IS NULL),
-                    count(*) FILTER (stored.there AND replayed.there) {joined}"""
-            ).fetchall()[0]
+                f"""SELECT run, count(*) FILTER (replayed.there IS NULL),
+                    count(*) FILTER (stored.there IS NULL),
+                    count(*) FILTER (stored.there AND replayed.there) {joined} GROUP BY run"""
+            ).fetchall()
             rows = self._do(
                 f"""SELECT {on}, stored.there AS s_there, replayed.there AS r_there, {listed}
                 {joined} ORDER BY "offset", {on} LIMIT {first}"""
             ).to_arrow_table()
         found = [_difference(name, row, keys, compared) for row in rows.to_pylist()]
-        return Differences(Counts(*counts), found)
+        summed = Counts(*(sum(row[at] for row in counts) for at in (1, 2, 3)))
+        return Differences(summed, found, frozenset(row[0] for row in counts))
 
     def _do(self, sql: str, parameters: object = None) -> Any:
         try:
@@ -247,10 +254,11 @@ def _difference(
         return Difference(name, "only stored", row["run"], row["offset"], shown | stored, {})
     if row["s_there"] is None:
         return Difference(name, "only replayed", row["run"], row["offset"], shown | replayed, {})
+    later = {c.name for c in compared if c.later}
     other = {
         column: (stored[column], replayed[column])
         for column in stored
-        if not _same(stored[column], replayed[column])
+        if not _same(stored[column], replayed[column]) and not (stored[column] is None and column in later)
     }
     return Difference(name, "other values", row["run"], row["offset"], shown | stored, other)
 

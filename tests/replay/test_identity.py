@@ -113,6 +113,32 @@ def test_a_row_that_is_not_as_it_was_is_named(log: Any, stored: Store) -> None:
     assert named[0].columns == {"mean": (123.0, pytest.approx(named[0].columns["mean"][1]))}
 
 
+def test_a_column_that_earlier_versions_lacked_is_left_out_where_it_is_null_and_nowhere_else(
+    log: Any, stored: Store
+) -> None:
+    one = log()
+    one.train("a", range(40))
+    one.end("a")
+    root = stored(one)
+    rows = pa.Table.from_batches(Stored(root).batches("windows", [replay_reach(root)]))
+
+    def write(column: pa.Array, number: int) -> Proof:
+        lake = Lake(root)
+        lake.delete("windows", "true")
+        at = rows.schema.get_field_index("sum")
+        lake.commit("windows", rows.set_column(at, "sum", column), {}, {"x": number})
+        return proven(root)
+
+    sums = rows["sum"].to_pylist()
+    assert sums[0] is not None
+    unknown = write(pa.nulls(len(sums), pa.float64()), 1)
+    assert unknown.identical
+    assert "sum" in next(one.note for one in unknown.compared if one.table == "windows")
+    wrong = write(pa.array([sums[0] + 1, *sums[1:]], pa.float64()), 2)
+    assert not wrong.identical
+    assert [d.columns for d in wrong.differences] == [{"sum": (sums[0] + 1, sums[0])}]
+
+
 def replay_reach(root: Path) -> Any:
     from driftline.storage.recorded.compare import Reach
 

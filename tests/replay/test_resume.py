@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from driftline.errors import BadData, SettingsError
-from driftline.replay import checkpoint
+from driftline.config import AggregateSpec, PipelineConfig
+from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.replay import checkpoint, playing
 from driftline.replay.checkpoint import Folder
 from driftline.replay.playing import Keep
 from driftline.replay.proof import Proof, prove
@@ -24,6 +25,7 @@ from driftline.storage.lake import Lake
 from driftline.storage.recorded import source as replay_source
 from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import TableLog
+from driftline.streams import extensions
 
 Store = Callable[..., Path]
 TOLD = {"root": "here"}
@@ -180,6 +182,53 @@ def test_partitions_that_are_played_by_several_processes_give_what_one_gives(
     tables: Path, wanted: dict[str, Any], tmp_path: Path
 ) -> None:
     assert said(proven(tables, tmp_path / "kept", jobs=2)) == wanted
+
+
+def test_processes_import_the_classes_that_the_settings_of_the_command_name(
+    log: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they refused the configuration of the log and proved what one process does not."""
+    target = "driftline.streams.named_aggregates:GeometricMean"
+    settings = PipelineConfig(aggregates=[AggregateSpec(name="g", target=target, metrics=["loss"])])
+    monkeypatch.setattr(extensions, "_trusted", set())
+    extensions.trust(settings)
+    logs = log(settings=settings), log(partition=1, uuid="other", settings=settings)
+    for one, run in zip(logs, ("a", "b"), strict=True):
+        one.train(run, range(40))
+        one.end(run)
+    root = store(tmp_path / "data", *logs)
+    assert proven(root).identical
+    several = proven(root, jobs=2)
+    assert several.identical
+    assert not several.notes
+
+
+def _end(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _refuse(*_: Any) -> None:
+    raise SettingsError("storage.root", "s3://x", "name another")
+
+
+@pytest.mark.parametrize(
+    ("does", "raised", "says"),
+    [(_end, Unavailable, "fewer --jobs"), (_refuse, SettingsError, "storage.root: 's3://x' is not usable")],
+)
+def test_what_ends_one_of_several_processes_is_said_in_words(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, does: Any, raised: type[Exception], says: str
+) -> None:
+    monkeypatch.setattr(playing, "_play_elsewhere", does)
+    with pytest.raises(raised, match=says):
+        proven(tables, jobs=2)
+
+
+def test_a_folder_whose_first_file_was_half_written_is_used_and_emptied(tables: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / ".replay.json.new").write_text("{")
+    proven(tables, kept)
+    assert not kept.exists()
 
 
 def test_progress_of_another_replay_or_of_a_broken_file_is_refused(tables: Path, tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ class Folder:
 
     def finished(self) -> None:
         """The replay is over: takes away what belongs to it."""
-        names = [*self.path.glob("part-*.state"), *self.path.glob("part-*.parquet"), self.path / _NAME]
-        for name in [*names, self.path / "lock"]:
+        mine = ("part-*.state", "part-*.parquet", ".part-*.new")
+        names = [*(name for pattern in mine for name in self.path.glob(pattern)), self.path / _NAME]
+        for name in [*names, _beside(self.path / _NAME), self.path / "lock"]:
             name.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there is something else in it
             self.path.rmdir()
@@ -99,7 +100,7 @@ class Folder:
         told = {"version": VERSION, **told}
         file = self.path / _NAME
         if not file.exists():
-            if any(each.name != "lock" for each in self.path.iterdir()):
+            if any(each.name not in ("lock", _beside(file).name) for each in self.path.iterdir()):
                 remedy = "the folder holds something else: name an empty one"
                 raise SettingsError(_OPTION, str(self.path), remedy)
             _write(file, json.dumps({"replays": told}, indent=1).encode())
@@ -145,9 +146,13 @@ def read(folder: Path, number: int) -> Progress | None:
     return progress
 
 
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all."""
-    beside = path.with_name(f".{path.name}.new")
+    beside = _beside(path)
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

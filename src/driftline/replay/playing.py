@@ -18,10 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
-from driftline.errors import BadData
+from driftline.errors import BadData, Unavailable
 from driftline.replay import checkpoint
 from driftline.replay.ahead import ahead
 from driftline.replay.checkpoint import Progress
@@ -29,6 +30,7 @@ from driftline.replay.outputs import Outputs
 from driftline.replay.player import Player, Source, samples_in
 from driftline.storage.recorded.compare import OutputTable, Reach
 from driftline.storage.recorded.source import Hole, Part, TableLog
+from driftline.streams import extensions
 
 Tell = Callable[[int, int], None]
 """Called with the samples of a stretch, and the microseconds of log time that were passed so far."""
@@ -144,17 +146,24 @@ def play_all(
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, however it ends, and at once if the block fails."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_begin, initargs=(extensions.trusted(),)
+    ) as pool:
         try:
             yield pool
-        except BaseException:
+        except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                remedy = "a process was killed, perhaps for want of memory: start it again, with fewer --jobs"
+                raise Unavailable(remedy) from error
             raise
 
 
-def _end_with_parent() -> None:
+def _begin(trusted: frozenset[bytes]) -> None:
+    """Of each process: trusts what its parent does, and ends with it."""
+    extensions.trust_likewise(trusted)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None

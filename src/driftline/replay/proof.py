@@ -226,7 +226,10 @@ def _compare(
     runs = sorted(have.of.keys() | made.keys())
     found = [(run, have.of.get(run, Digest()), made.get(run, Digest())) for run in runs]
     differ = [run for run, one, other in found if one != other]
-    lacking = _but_for_later(name, stored, outputs, reaches, columns) if differ else frozenset()
+    lacking: frozenset[str] = frozenset()
+    if differ:
+        differences = stored.differences(name, outputs.files(name), reaches, first=FIRST)
+        lacking = _but_for_later(name, stored, outputs, reaches, columns) - differences.runs
     for run, one, other in found:
         compared = Compared(name, run, one, other, one == other or run in lacking)
         if one != other and run in lacking:
@@ -234,7 +237,6 @@ def _compare(
             compared.note = f"but for {later}, which an earlier version did not store"
         proof.compared.append(compared)
     if not lacking.issuperset(differ):
-        differences = stored.differences(name, outputs.files(name), reaches, first=FIRST)
         proof.differences += differences.first
         proof.differing[name] = differences.counts
 
@@ -246,7 +248,7 @@ def _but_for_later(
     reaches: Sequence[Reach],
     columns: list[str],
 ) -> frozenset[str]:
-    """Runs whose rows are equal but for columns that earlier versions did not store."""
+    """Runs whose rows are equal but for columns that earlier versions did not store, whatever is in these."""
     if not LATER[name]:
         return frozenset()
     plain = [column for column in columns if column not in LATER[name]]
