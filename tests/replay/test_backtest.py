@@ -120,10 +120,20 @@ def test_lead_counts_from_where_an_alert_was_opened_not_from_where_it_began() ->
         (["--dry-run"], "--repair"),
         (["--outputs"], "--to-prefix"),
         (["--repair", "--bootstrap", "x:1"], "--bootstrap"),
+        (["--speed", "10x"], "--speed belongs to --to-prefix"),
+        (["--csv"], "--csv belongs to --config"),
+        (["--csv", "--json", "--config", "FILE"], "without --json"),
+        (["--from", "5", "--to", "5"], "--to"),
+        (["--from", "2026-01-02", "--to", "2026-01-01"], "--to"),
+        (["--from", "²"], "give an offset"),
     ],
 )
-def test_options_that_would_be_passed_over_are_refused(arguments: list[str], words: str) -> None:
-    answer = CliRunner().invoke(app, ["replay", *arguments])
+def test_options_that_would_be_passed_over_or_leave_nothing_are_refused(
+    whole: tuple[Any, Path], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "other.yaml").write_text("")
+    given = [str(tmp_path / "other.yaml") if word == "FILE" else word for word in arguments]
+    answer = CliRunner().invoke(app, ["replay", "--root", str(whole[1]), *given])
     assert answer.exit_code == 2
     assert words in answer.stderr
 

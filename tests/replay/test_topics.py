@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from driftline import admin, frames
-from driftline.connection import kafka_python
+from driftline.connection import KafkaSettings, kafka_python
 from driftline.errors import SettingsError, Unavailable
 from driftline.records import Framed, Record
 from driftline.replay import lease
@@ -193,6 +196,29 @@ def test_of_two_replays_into_one_prefix_the_second_is_refused_and_a_dead_one_is_
     monkeypatch.setattr(lease.Holding, "release", lambda self: self._over.set())
     copy(TableLog(root), target)  # killed: it releases nothing
     assert copy(TableLog(root), target).sent == 0
+
+
+def test_nothing_comes_behind_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign of life that is under way then would keep the next replay waiting."""
+    monkeypatch.setattr(lease, "SILENT_S", 4.0)
+    said: list[str] = []
+    under_way, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def send(self, topic: str, value: bytes, partition: int) -> Any:
+            what = json.loads(value)["what"]
+            if what == "alive":
+                under_way.set()
+                go_on.wait()
+            said.append(what)
+            return SimpleNamespace(get=lambda timeout: None)
+
+    holding = lease.Holding(KafkaSettings(prefix="r."), Slow(), "me")
+    holding.begin()
+    assert under_way.wait(60)
+    threading.Timer(0.2, go_on.set).start()
+    holding.release()
+    assert said == ["alive", "released"]
 
 
 def test_a_replay_that_gave_no_sign_of_life_stops_by_itself(

@@ -98,8 +98,9 @@ def replay(
     def run() -> int:
         set_up_logging(log_level, role="replay")
         modes = {"--repair": repair, "--what-if": what_if is not None, "--to-prefix": to_prefix is not None}
+        chosen_modes = [name for name, given in modes.items() if given]
         _refuse_together(
-            [name for name, given in modes.items() if given],
+            chosen_modes,
             {
                 "--from": begin is not None,
                 "--to": end is not None,
@@ -109,7 +110,8 @@ def replay(
                 "--outputs": outputs and to_prefix is None,
                 "--resume": resume is not None,
                 "--jobs": jobs > 1,
-                "--csv": as_csv,
+                "--speed": speed != "max" and to_prefix is None,
+                "--csv": as_csv and (config is None or as_json or bool(chosen_modes)),
                 "--json": as_json and to_prefix is not None,
             },
         )
@@ -145,6 +147,14 @@ def replay(
     finish(run, name="replay", debug=log_level is Level.DEBUG)
 
 
+_BELONGS = {
+    "--dry-run": "--repair",
+    "--outputs": "--to-prefix",
+    "--speed": "--to-prefix",
+    "--csv": "--config, without --json",
+}
+
+
 def _refuse_together(modes: list[str], others: dict[str, bool]) -> None:
     """What would be passed over without a word. Raises SettingsError."""
     from driftline.errors import SettingsError
@@ -156,9 +166,8 @@ def _refuse_together(modes: list[str], others: dict[str, bool]) -> None:
             continue
         if modes:
             raise SettingsError("", None, f"{name} means nothing together with {modes[0]}: leave it out")
-        if name in ("--dry-run", "--outputs"):
-            mode = "--repair" if name == "--dry-run" else "--to-prefix"
-            raise SettingsError("", None, f"{name} belongs to {mode}")
+        if name in _BELONGS:
+            raise SettingsError("", None, f"{name} belongs to {_BELONGS[name]}")
 
 
 def _log(settings: Settings, runs: list[str], *, kafka: bool) -> Log:
@@ -356,6 +365,7 @@ def _labels(where: str, file: Path) -> Labels:
 
 def bounds(begin: str | None, end: str | None) -> tuple[Window, ...]:
     """What ``--from`` and ``--to`` mean. Raises SettingsError."""
+    from driftline.errors import SettingsError
     from driftline.replay.proof import Window
 
     places = []
@@ -365,6 +375,10 @@ def bounds(begin: str | None, end: str | None) -> tuple[Window, ...]:
         value, unit = position(option, text)
         start = option == "--from"
         places.append(Window(value if start else None, None if start else value, unit))
+    if len({place.unit for place in places}) < len(places):
+        (first, _, _), (_, last, _) = places
+        if first is not None and last is not None and last <= first:
+            raise SettingsError("--to", end, f"nothing lies before it and not before --from {begin}")
     return tuple(places)
 
 
@@ -372,7 +386,7 @@ def position(option: str, text: str) -> tuple[int, Literal["offset", "time_us"]]
     """An offset, or a time in microseconds since 1970. Raises SettingsError."""
     from driftline.errors import SettingsError
 
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         return int(text), "offset"
     try:
         moment = datetime.fromisoformat(text)

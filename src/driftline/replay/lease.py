@@ -84,6 +84,11 @@ class Holding:
         self._who = who
         self._alive_s = time.monotonic()
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self.keep, name="driftline-replay-lease", daemon=True)
+
+    def begin(self) -> None:
+        """Gives signs of life from now on."""
+        self._thread.start()
 
     def check(self) -> None:
         """Raises Unavailable if no sign of life could be given for too long: another may write by now."""
@@ -101,7 +106,9 @@ class Holding:
                 self._alive_s = begin
 
     def release(self) -> None:
+        """Says that it is over. No sign of life may come behind that: it would be taken for a holder."""
         self._over.set()
+        self._thread.join(timeout=SILENT_S)
         with contextlib.suppress(KafkaError):
             self._send("released")
 
@@ -128,13 +135,11 @@ def held(target: KafkaSettings, producer: Any) -> Iterator[Holding]:
         raise Unavailable(f"broker {target.bootstrap}: {in_words(error)}") from error
     finally:
         consumer.close(autocommit=False)
-    thread = threading.Thread(target=holding.keep, name="driftline-replay-lease", daemon=True)
-    thread.start()
+    holding.begin()
     try:
         yield holding
     finally:
         holding.release()
-        thread.join(timeout=SILENT_S)
 
 
 def _taken(prefix: str) -> SettingsError:
