@@ -53,10 +53,11 @@ class Leftovers:
         folder = self._root / name
         try:
             now_s = self._now_s(folder)
+            stamps_ms = removals(folder)  # most of them are gone by now
             ages = {
-                file: now_s - max(stamp_ms / 1000, found.st_mtime)
-                for file, stamp_ms in removals(folder).items()
-                if (found := _state(folder / file)) is not None
+                file: now_s - max(stamps_ms[file] / 1000, found.st_mtime)
+                for file in os.listdir(folder)
+                if file in stamps_ms and (found := _state(folder / file)) is not None
             }
             for file in _active(folder):
                 ages.pop(file, None)
