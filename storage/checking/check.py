@@ -57,7 +57,7 @@ class Unwatched:
 def check(root: str | os.PathLike[str], *, quick: bool = False, watcher: Watcher | None = None) -> Report:
     """Checks the tables under ``root``; ``quick`` opens files without reading them whole.
 
-    Raises BadData if there are no tables.
+    Raises BadData if there are no tables, Unavailable if an object store is away.
     """
     report, _ = checked(root, quick=quick, watcher=watcher)
     return report

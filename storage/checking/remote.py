@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from driftline.errors import Unavailable
 from driftline.storage.checking.files import (
     AGAIN,
     MEND,
@@ -74,8 +75,15 @@ def load(root: str, name: TableName) -> tuple[TableFiles, list[Finding]]:
 
 
 def check_files(root: str, table: TableFiles, *, quick: bool, progress: Progress) -> list[Finding]:
-    """As :func:`.files.check_files`."""
+    """As :func:`.files.check_files`. Raises Unavailable if the store is away or refuses."""
     where = f"{root}/{table.name}"
+    try:
+        return _check_files(where, table, quick=quick, progress=progress)
+    except (DeltaError, OSError) as error:
+        raise Unavailable(f"{where} cannot be listed: {told(error)}: mend that and check again") from error
+
+
+def _check_files(where: str, table: TableFiles, *, quick: bool, progress: Progress) -> list[Finding]:
     here = {info.path: info for info in _list(where)}
     findings: list[Finding] = []
     for file in list(table.files):

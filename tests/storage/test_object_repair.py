@@ -199,3 +199,22 @@ def test_an_object_that_cannot_be_fetched_stays_in_its_table(
     assert done == []
     assert {finding.kind for finding in report.findings if finding.wrong} == {"file"}
     assert everything(stored.root) == was
+
+
+def test_a_store_that_goes_away_during_a_check_is_one_line_that_says_so(
+    stored: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just when the objects beside the tables' own are listed."""
+    listed = remote._list
+
+    def away(where: str) -> Any:
+        if where.endswith("_delta_log"):
+            return listed(where)
+        raise OSError("connection refused")
+
+    monkeypatch.setattr(remote, "_list", away)
+    told = run("check", "--quick", root=stored.root)
+    assert told.exit_code == 1
+    assert "connection refused" in told.output
+    assert "check again" in told.output
+    assert "report" not in told.output
