@@ -28,15 +28,15 @@ from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from driftline.errors import BadData, SettingsError
-from driftline.frames import NO_STEP, Frame
+from driftline.frames import Frame
 from driftline.records import Framed, Record
-from driftline.storage.objects import address, connect, is_remote, parquet
-from driftline.storage.recorded.frames import I64, ROW, Block, Head, Names, SampleBatch, bucket_ends
+from driftline.storage.objects import address, connect, is_remote
+from driftline.storage.recorded.frames import I64, Block, Head, Names, bucket_ends
+from driftline.storage.recorded.samples import Mapped, Piece, SampleFiles, Segment, put_aside_rows
 from driftline.storage.recorded.snapshot import Snapshot
 from driftline.storage.relations import source
 from driftline.storage.tables import TableName
@@ -46,8 +46,6 @@ SAMPLES = 2_000_000
 BLOCK_SAMPLES = 32_000_000
 RECORDS = 50_000
 """Offsets of one stretch."""
-_READ_ROWS = 256 * 1024
-_COLUMNS = ("metric", "step", "time", "value", "weight", "offset", "ordinal")
 _FRAMED = "kind = 'frame' AND outcome IN ('stored', 'duplicate')"
 
 
@@ -102,6 +100,7 @@ class TableLog:
         self.snapshot = snapshot or Snapshot(root)
         self._files = self.snapshot.files
         self._names = Names()
+        self._samples = SampleFiles(self._files["samples"], self.runs, self._names)
         self._db = connect(root)
         self._db.execute("SET TimeZone = 'UTC'")
         self._db.execute("SET threads = 1")
@@ -267,79 +266,35 @@ class TableLog:
     # --- stretches -----------------------------------------------------------------------------------------
 
     def _between(self, part: Part, start: int, end: int) -> Iterator[Item]:
-        for segment in self._segments(part, start, end):
+        for segment in self._samples.segments(part, start, end, SAMPLES):
             offsets, sizes = self._sizes(part, segment)
             cuts = bucket_ends(sizes, samples=BLOCK_SAMPLES, records=len(sizes))
             if len(cuts) <= 1 and int(sizes.sum()) <= SAMPLES:
                 block = Block(offsets, sizes, self._names)
-                self._fill(block, part, segment)
+                self._samples.fill(block, part, segment)
                 yield from self._records(part, segment.start, segment.end, block)
                 continue
             ends = [*(int(offsets[cut]) for cut in cuts[:-1]), segment.end]
             begin = segment.start
             with tempfile.TemporaryDirectory(prefix="driftline-replay-") as folder:
-                room = _Mapped(Path(folder))
+                room = Mapped(Path(folder))
                 if len(cuts) == 1:
                     block = Block(offsets, sizes, self._names, room)
-                    self._fill(block, part, segment)
+                    self._samples.fill(block, part, segment)
                     yield from self._records(part, segment.start, segment.end, block)
                     continue
-                self._put_aside(Path(folder), np.array(ends, np.int64), part, segment)
+                self._samples.put_aside(Path(folder), np.array(ends, np.int64), part, segment)
                 for number, (low, high) in enumerate(zip([0, *cuts[:-1]], cuts, strict=True)):
                     block = Block(offsets[low:high], sizes[low:high], self._names, room)
                     aside = Path(folder) / str(number)
                     if aside.exists():
-                        for rows in _put_aside_rows(aside):
+                        for rows in put_aside_rows(aside):
                             block.add(rows)
                         aside.unlink()
                     yield from self._records(part, begin, ends[number], block)
                     begin = ends[number]
 
-    def _segments(self, part: Part, start: int, end: int) -> Iterator[_Segment]:
-        """Cuts [start, end) where no file has rows on both sides; small neighbours are read together."""
-        groups: list[_Segment] = []
-        for piece in sorted(self._pieces(part), key=lambda piece: (piece.low, piece.high, piece.path)):
-            if piece.high < start or piece.low >= end:
-                continue
-            last = groups[-1] if groups else None
-            overlaps = last is not None and piece.low < last.end
-            if last is not None and (overlaps or last.rows + piece.rows <= SAMPLES):
-                last.pieces.append(piece)
-                last.end = max(last.end, piece.high + 1)
-                last.rows += piece.rows
-            else:
-                groups.append(_Segment(piece.low, piece.high + 1, piece.rows, [piece]))
-        begin = start
-        for at, group in enumerate(groups):
-            group.start = begin
-            group.end = begin = min(group.end, end) if at + 1 < len(groups) else end
-            yield group
-        if not groups:
-            yield _Segment(start, end, 0, [])
-
-    def _pieces(self, part: Part) -> Iterator[_Piece]:
-        """The row groups of ``samples`` that may have rows of the partition (and runs)."""
-        for path in self._files["samples"]:
-            try:
-                with parquet(path) as file:
-                    meta = file.metadata
-            except (OSError, pa.ArrowException) as error:
-                raise BadData(f"{path} is part of table samples but is missing or broken: {error}") from error
-            columns = {meta.schema.column(at).path: at for at in range(meta.num_columns)}
-            for number in range(meta.num_row_groups):
-                group = meta.row_group(number)
-                span = {name: _span(group, columns[name]) for name in _KEYS}
-                if not _may_have(span["topic_uuid"], part.topic_uuid):
-                    continue
-                if not _may_have(span["partition"], part.partition):
-                    continue
-                if self.runs and not any(_may_have(span["run"], run) for run in self.runs):
-                    continue
-                mixed = any(not _single(span[name]) for name in _KEYS[:2])
-                low, high = span["offset"] or (part.start, part.end)
-                yield _Piece(path, number, max(low, part.start), high, group.num_rows, mixed)
-
-    def _sizes(self, part: Part, segment: _Segment) -> tuple[I64, I64]:
+    def _sizes(self, part: Part, segment: Segment) -> tuple[I64, I64]:
         """Offsets of the frames with samples, and how many each has."""
         table = self._arrow(
             f"""SELECT "offset", samples::BIGINT AS samples FROM log
@@ -349,65 +304,6 @@ class TableLog:
             *(part.topic_uuid, part.partition, segment.start, segment.end),
         )
         return table["offset"].to_numpy(), table["samples"].to_numpy()
-
-    def _fill(self, block: Block, part: Part, segment: _Segment) -> None:
-        for rows in self._rows_of(part, segment):
-            block.add(rows)
-
-    def _put_aside(self, folder: Path, ends: I64, part: Part, segment: _Segment) -> None:
-        """Writes the rows of each stretch to a file of its own."""
-        for rows in self._rows_of(part, segment):
-            of = np.searchsorted(ends, rows.offset, side="right")
-            order = np.argsort(of, kind="stable")
-            packed = rows.packed()[order]
-            numbers, starts = np.unique(of[order], return_index=True)
-            for number, low, high in zip(
-                numbers.tolist(), starts.tolist(), [*starts.tolist()[1:], len(packed)], strict=True
-            ):
-                if number < len(ends):
-                    with open(folder / str(number), "ab") as file:
-                        packed[low:high].tofile(file)
-
-    def _rows_of(self, part: Part, segment: _Segment) -> Iterator[SampleBatch]:
-        """All rows of a segment's files that may be of its stretch; each file is decoded once."""
-        by_file: dict[str, list[_Piece]] = {}
-        for piece in segment.pieces:
-            by_file.setdefault(piece.path, []).append(piece)
-        for path, pieces in by_file.items():
-            mixed = any(piece.mixed for piece in pieces)
-            columns = [*_COLUMNS, *(_KEYS[:2] if mixed else ())]
-            try:
-                with parquet(path, read_dictionary=["metric"], memory_map=True) as file:
-                    groups = sorted(piece.group for piece in pieces)
-                    for batch in file.iter_batches(
-                        _READ_ROWS, row_groups=groups, columns=columns, use_threads=False
-                    ):
-                        yield self._batch(batch, part if mixed else None)
-            except (OSError, pa.ArrowException) as error:
-                raise BadData(f"{path} is part of table samples but is missing or broken: {error}") from error
-
-    def _batch(self, batch: pa.RecordBatch, only: Part | None) -> SampleBatch:
-        if only is not None:
-            batch = batch.filter(
-                pc.and_(
-                    pc.equal(batch.column("topic_uuid"), only.topic_uuid),
-                    pc.equal(batch.column("partition"), pa.scalar(only.partition, pa.int32())),
-                )
-            )
-        metric = batch.column("metric")
-        if not pa.types.is_dictionary(metric.type):
-            metric = metric.dictionary_encode()
-        codes = self._names.codes(metric.dictionary.to_pylist())
-        step = batch.column("step")
-        return SampleBatch(
-            batch.column("offset").to_numpy(),
-            batch.column("ordinal").to_numpy(),
-            codes[metric.indices.to_numpy()] if len(codes) else np.empty(0, np.int32),
-            step.fill_null(NO_STEP).to_numpy() if step.null_count else step.to_numpy(),
-            batch.column("time").view(pa.int64()).to_numpy(),
-            batch.column("value").to_numpy(),
-            batch.column("weight").to_numpy(),
-        )
 
     # --- records -------------------------------------------------------------------------------------------
 
@@ -485,14 +381,14 @@ class TableLog:
             *(part.topic_uuid, part.partition, start, end),
         )
         copies: dict[int, Frame] = {}
-        all_pieces: dict[tuple[str, int], list[_Piece]] = {}  # of each file the footer is read once
+        all_pieces: dict[tuple[str, int], list[Piece]] = {}  # of each file the footer is read once
         for offset, uuid, partition, original, size, run, process, rank, seq, counters in found:
             block = Block(np.array([original]), np.array([size]), self._names)
             other = part._replace(topic_uuid=uuid, partition=partition, start=0)
             if (uuid, partition) not in all_pieces:
-                all_pieces[uuid, partition] = list(self._pieces(other))
+                all_pieces[uuid, partition] = list(self._samples.pieces(other))
             pieces = [p for p in all_pieces[uuid, partition] if p.low <= original <= p.high]
-            self._fill(block, other, _Segment(original, original + 1, 0, pieces))
+            self._samples.fill(block, other, Segment(original, original + 1, 0, pieces))
             head = Head(run, process, rank, seq, counters or "")
             copies[offset] = next(block.frames([head]))
         return copies
@@ -506,61 +402,7 @@ class TableLog:
             ) from error
 
 
-_KEYS = ("topic_uuid", "partition", "run", "offset")
 _SLICE = 2_000
-
-
-class _Piece(NamedTuple):
-    """A row group of a file."""
-
-    path: str
-    group: int
-    low: int
-    high: int
-    rows: int
-    mixed: bool
-    """It has rows of other partitions too, perhaps."""
-
-
-class _Mapped:
-    """Room in files that are mapped into memory: the system keeps there what fits."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __call__(self, shape: int, dtype: Any, /) -> npt.NDArray[Any]:
-        if not shape:
-            return np.empty(0, dtype)
-        with tempfile.TemporaryFile(dir=self._folder) as file:  # gone as soon as nothing is mapped there
-            return np.memmap(file, dtype, "w+", shape=(shape,))
-
-
-class _Segment:
-    """Pieces whose offsets overlap, or that are small."""
-
-    def __init__(self, start: int, end: int, rows: int, pieces: list[_Piece]) -> None:
-        self.start, self.end, self.rows, self.pieces = start, end, rows, pieces
-
-
-def _span(group: Any, column: int) -> tuple[Any, Any] | None:
-    """Lowest and highest value of a column, None where the file does not say."""
-    stats = group.column(column).statistics
-    return (stats.min, stats.max) if stats is not None and stats.has_min_max else None
-
-
-def _single(span: tuple[Any, Any] | None) -> bool:
-    """Whether it is known that all values are equal."""
-    return span is not None and bool(span[0] == span[1])
-
-
-def _may_have(span: tuple[Any, Any] | None, value: Any) -> bool:
-    return span is None or span[0] <= value <= span[1]
-
-
-def _put_aside_rows(path: Path) -> Iterator[SampleBatch]:
-    rows: npt.NDArray[np.void] = np.memmap(path, np.uint8, "r").view(ROW)
-    for at in range(0, len(rows), _READ_ROWS):
-        yield SampleBatch.unpacked(np.asarray(rows[at : at + _READ_ROWS]))
 
 
 def _empty(row: dict[str, Any]) -> Frame:

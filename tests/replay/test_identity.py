@@ -20,6 +20,7 @@ from driftline.replay.player import Player
 from driftline.replay.proof import FIRST, Proof, prove
 from driftline.storage.core import SinkCore, Spot
 from driftline.storage.lake import Lake
+from driftline.storage.recorded import samples as replay_samples
 from driftline.storage.recorded import source as replay_source
 from driftline.storage.recorded.compare import Stored
 from driftline.storage.recorded.source import Hole, TableLog, run_ids
@@ -365,14 +366,14 @@ def test_many_frames_that_were_sent_twice_cost_no_look_at_all_files_each(
         one.put(record.value)
     root = stored(one, commits=2)
     looks = []
-    opened = replay_source.parquet
+    opened = replay_samples.parquet
 
     def noted(path: str, **options: Any) -> Any:
         if not options:  # the footer is read
             looks.append(path)
         return opened(path, **options)
 
-    monkeypatch.setattr(replay_source, "parquet", noted)
+    monkeypatch.setattr(replay_samples, "parquet", noted)
     core = Pipeline()
     said = core.step(beginning(core, one.uuid, one.partition, one.records), one.records)
     assert replayed(root) == {(one.uuid, one.partition): said}
