@@ -88,6 +88,15 @@ def test_the_rank_at_the_edge_and_the_step_where_ranks_are_farthest_apart_are_na
     assert "up to 12 steps are one row" in " ".join(thinned.notes)
 
 
+def test_what_one_rank_alone_logs_is_not_called_equal_on_all_ranks(catalog: Catalog) -> None:
+    (run, metric, *_) = catalog.rows(
+        """SELECT run, metric FROM samples WHERE step IS NOT NULL GROUP BY run, metric
+        HAVING count(DISTINCT process) = 1 AND count(*) = count(DISTINCT step) ORDER BY ALL"""
+    )[0]
+    _, answer = ask(catalog, QUESTIONS["curve"], [run, metric], {"ranks": True})
+    assert answer.says == (f"At each step one rank alone logged {metric}: there is nothing to be apart.",)
+
+
 def test_the_metrics_of_a_mismatch_must_be_there(catalog: Catalog) -> None:
     with pytest.raises(BadData, match="name the evaluated metric, too: driftline evals 01a-first METRIC"):
         ask(catalog, QUESTIONS["evals"], ["01a-first"], {"mismatch": "loss"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_an_imported_run_is_replayed_row_by_row_as_it_is_stored(tmp_path: Path, 
     done = driftline("replay", "--root", root)
     assert done.exit_code == 0, done.output
     assert "Identical" in done.output
+
+
+def test_a_file_and_the_same_file_packed_are_one_source_and_the_way_out_is_said(
+    tmp_path: Path, root: Path
+) -> None:
+    plain, packed = tmp_path / "run.csv", tmp_path / "run.csv.gz"
+    plain.write_text("step,loss\n1,2\n")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    done = driftline("import", plain, packed, "--root", root)
+    assert (done.exit_code, root.exists()) == (2, False)
+    assert "packed or not: name one of them" in done.stderr
 
 
 def test_a_dry_run_says_what_would_come_and_writes_nothing(tmp_path: Path, root: Path) -> None:

@@ -171,6 +171,19 @@ def test_labels_that_cannot_be_read_are_refused_by_name(text: str) -> None:
         labels.read(text, "labels.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run,from_step\na,3\na,1e3\n", "label 2: from_step '1e3' is no whole number"),
+        ("run,from\na,1700000000\n", "label 1: from '1700000000' is no time: write it like"),
+        ('[{"run": "a", "from": 1, "to": 1e400}]', "label 1: to inf is no time"),
+    ],
+)
+def test_a_number_or_time_that_cannot_be_read_is_named_with_its_label(text: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        labels.read(text, "labels.csv")
+
+
 @pytest.mark.parametrize("text", ["", " \n", "run,from_step\n", "[]"])
 def test_a_file_without_labels_is_refused_instead_of_judging_nothing(text: str) -> None:
     with pytest.raises(SettingsError, match="no labels"):

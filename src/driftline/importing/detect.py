@@ -187,8 +187,10 @@ def distinct(found: Sequence[Found], options: Options) -> None:
         before = known.setdefault(key_of(one, options), one.path)
         if before != one.path:
             remedy = (
-                f"it has the name of {before}, and with --run a source is known by its name: import them one "
-                "by one, each with a --source of its own"
+                f"it is {before} in another form, packed or not: name one of them"
+                if options.run is None
+                else f"it has the name of {before}, and with --run a source is known by its name: import "
+                "them one by one, each with a --source of its own"
             )
             raise SettingsError("SOURCE", str(one.path), remedy)
 

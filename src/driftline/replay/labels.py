@@ -161,20 +161,31 @@ def _incident(row: Mapping[str, Any], number: int) -> Incident:
         said = given.get(name)
         if said is None:
             return None
-        if isinstance(said, bool) or (isinstance(said, float) and said != int(said)):
+        try:
+            found = int(said)
+        except (ValueError, TypeError, OverflowError):
+            found = None
+        if found is None or isinstance(said, bool) or (isinstance(said, float) and said != found):
             raise ValueError(f"label {number}: {name} {said!r} is no whole number")
-        return int(said)
+        return found
+
+    def time(name: str) -> int | None:
+        try:
+            return _time(given.get(name))
+        except (ValueError, OverflowError):
+            remedy = 'write it like "2026-11-30T02:00" (UTC), in JSON also as seconds since 1970'
+            raise ValueError(f"label {number}: {name} {given[name]!r} is no time: {remedy}") from None
 
     def text(name: str) -> str | None:
         return str(given[name]) if name in given else None
 
-    first, begin_us = whole("from_step"), _time(given.get("from"))
+    first, begin_us = whole("from_step"), time("from")
     made = Incident(
         run=str(given["run"]),
         from_step=first,
         to_step=whole("to_step") if "to_step" in given else first,
         from_us=begin_us,
-        to_us=_time(given["to"]) if "to" in given else begin_us,
+        to_us=time("to") if "to" in given else begin_us,
         metric=text("metric"),
         rank=whole("rank"),
         rule=text("rule"),

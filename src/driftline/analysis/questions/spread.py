@@ -90,6 +90,8 @@ def _says(rows: Rows, metric: str, unit: str) -> list[str]:
     apart = [row for row in rows["spread"] if row["max"] is not None and row["min"] is not None]
     if not apart:
         return [f"No value of {metric} is a finite number."]
+    if all(row["n"] <= row["steps"] for row in rows["spread"]):
+        return [f"At each step one rank alone logged {metric}: there is nothing to be apart."]
     widest = max(apart, key=lambda row: row["max"] - row["min"])
     said = [_widest(widest, metric, unit)]
     if rows["edges"]:
