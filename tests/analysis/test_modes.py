@@ -97,6 +97,28 @@ def test_what_one_rank_alone_logs_is_not_called_equal_on_all_ranks(catalog: Cata
     assert answer.says == (f"At each step one rank alone logged {metric}: there is nothing to be apart.",)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("compare 01a-first 01b-again loss --second digits", "--second belongs to --final"),
+        ("compare 01a-first 01b-again loss --last-points 3", "--last-points belongs to --final"),
+        ("compare 01a-first 01b-again loss --final --better max", "--better means nothing with --final"),
+        ("compare 01a-first 01b-again loss --final --last 0", "--last means nothing with --final"),
+        ("evals 01a-first --train-better min", "--train-better belongs to --mismatch"),
+        ("curve 01a-first loss --ranks --smooth 5", "--smooth means nothing with --ranks"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(root: Path, arguments: str, words: str) -> None:
+    result = runner.invoke(app, [*arguments.split(), "--root", str(root)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_names_of_runs_are_not_listed_as_metrics(catalog: Catalog) -> None:
+    with pytest.raises(BadData, match="evaluated metrics there are: none"):
+        ask(catalog, QUESTIONS["evals"], ["bare", "accurate"], {})
+
+
 def test_the_metrics_of_a_mismatch_must_be_there(catalog: Catalog) -> None:
     with pytest.raises(BadData, match="name the evaluated metric, too: driftline evals 01a-first METRIC"):
         ask(catalog, QUESTIONS["evals"], ["01a-first"], {"mismatch": "loss"})

@@ -255,34 +255,26 @@ def test_what_does_not_rest_on_times_says_nothing_of_them(imported: Path) -> Non
     assert "imported without times" in (imported / "r.html").read_text()
 
 
-def test_steps_that_overlap_are_told_from_time_that_was_lost(tables_of_two: Catalog) -> None:
-    """Two ranks take turns to be late by 100 ms: each of their clocks sees a second a step."""
-    _, answer = ask(tables_of_two, QUESTIONS["steps"], [], {})
-    assert len(answer.notes) == 1
-    assert "of the waiting for the slowest 4 s are in their next steps too" in answer.notes[0]
-    assert "by their own clocks take 40.5 s" in answer.notes[0]
-
-
-@pytest.fixture
-def tables_of_two(tmp_path: Path) -> Any:
+@pytest.mark.parametrize(("span_s", "total", "note"), [(0.5, "40.5 s", None), (1.5, "1 min 2 s", "32.5 %")])
+def test_waiting_is_in_one_step_only_and_spans_that_reach_into_the_step_before_are_said(
+    tmp_path: Path, span_s: float, total: str, note: str | None
+) -> None:
+    """Two ranks take turns to be late by 100 ms: each of their clocks sees a second a step. Spans of 1.5 s are
+    in the step before for half a second, in 40 steps of 41: 20 s of 61.5."""
     rows = [
-        f"{step},{rank},{step + 0.05 * (-1) ** (step + rank)},0.5\n"
+        f"{step},{rank},{step + 0.05 * (-1) ** (step + rank)},{span_s}\n"
         for step in range(41)
         for rank in range(2)
     ]
     (tmp_path / "two.csv").write_text("step,rank,passed,span/forward\n" + "".join(rows))
-    given = [
-        "import",
-        str(tmp_path / "two.csv"),
-        "--elapsed-column",
-        "passed",
-        "--root",
-        str(tmp_path / "data"),
-    ]
-    result = runner.invoke(app, given)
+    given = ["import", str(tmp_path / "two.csv"), "--elapsed-column", "passed", "--root"]
+    result = runner.invoke(app, [*given, str(tmp_path / "data")])
     assert result.exit_code == 0, result.output
     with open_catalog(tmp_path / "data") as catalog:
-        yield catalog
+        _, answer = ask(catalog, QUESTIONS["steps"], [], {})
+    assert total in answer.says[0]
+    said = "spans of a step begin before the step before has ended: {} of the time is in two steps"
+    assert answer.notes == (() if note is None else (said.format(note),))
 
 
 def test_runs_are_compared_along_the_running_sum_of_a_metric(catalog: Catalog) -> None:

@@ -225,14 +225,14 @@ def _default_metric(catalog: Catalog, question: Question, run: Run) -> tuple[str
     )
 
 
-def _near(word: str, names: Sequence[str], what: str, listed: Sequence[str] = ()) -> str:
-    """What somebody may have meant."""
+def _near(word: str, names: Sequence[str], what: str, listed: Sequence[str] | None = None) -> str:
+    """What somebody may have meant; ``listed``: what there is, if ``names`` has more."""
     lower = {name.casefold(): name for name in reversed(names)}
     close = [lower[n] for n in difflib.get_close_matches(word.casefold(), list(lower), n=NEAR, cutoff=0.6)]
     close += [name for name in names if word and word.casefold() in name.casefold() and name not in close]
     if close:
         return f"did you mean {_listed(close[:NEAR])}?"
-    return f"{what} there are: {_listed(listed or names)}"
+    return f"{what} there are: {_listed(names if listed is None else listed)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -71,8 +71,7 @@ def _asks(app: typer.Typer, words: str) -> Callable[[Callable[..., Options]], Ca
 
         @wraps(function)
         def command(**given: Any) -> None:
-            options = function(**{p.name: given[p.name] for p in own})
-            _finish(name, given, options)
+            _finish(name, given, lambda: function(**{p.name: given[p.name] for p in own}))
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -82,9 +81,10 @@ def _asks(app: typer.Typer, words: str) -> Callable[[Callable[..., Options]], Ca
     return add
 
 
-def _finish(name: str, given: dict[str, Any], options: Options) -> None:
+def _finish(name: str, given: dict[str, Any], own: Callable[[], Options]) -> None:
     def go() -> int:
         set_up_logging(given["log_level"], role=name)
+        options = own()
         from driftline.cli.analysis import print_answer
 
         return print_answer(
@@ -99,6 +99,15 @@ def _finish(name: str, given: dict[str, Any], options: Options) -> None:
         )
 
     finish(go, name=name, debug=given["log_level"] is Level.DEBUG)
+
+
+def _refuse(why: str, **options: object) -> None:
+    """What would be passed over without a word. Raises SettingsError where one of ``options`` was given."""
+    from driftline.errors import SettingsError
+
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise SettingsError("", None, f"--{name.replace('_', '-')} {why}: leave it out")
 
 
 def report(
@@ -146,6 +155,8 @@ def add_questions(app: typer.Typer) -> None:
         ] = False,
     ) -> Options:
         """A metric over the steps of a run, with its alerts and checkpoints."""
+        if ranks:
+            _refuse("means nothing with --ranks", smooth=smooth or None)
         return {"smooth": smooth, "points": points, "log": log, "ranks": ranks or None}
 
     @_asks(app, "[RUN] [SPAN]")
@@ -175,6 +186,8 @@ def add_questions(app: typer.Typer) -> None:
         ] = None,
     ) -> Options:
         """Evaluation curves with their intervals, the best checkpoint, and what they cost."""
+        if mismatch is None:
+            _refuse("belongs to --mismatch", train_better=train_better)
         options = {"better": better and better.value, "mismatch": mismatch}
         return {**options, "train_better": train_better and train_better.value}
 
@@ -226,7 +239,10 @@ def add_questions(app: typer.Typer) -> None:
         options: Options = {"axis": axis, "running": running or None, "last": last}
         options |= {"better": better and better.value, "final": final or None}
         if not final:
+            several = last_points if last_points > 1 else None
+            _refuse("belongs to --final", first=first, second=second, last_points=several)
             return options
+        _refuse("means nothing with --final", axis=axis, running=running, last=last, better=better)
         return {**options, "first": first, "second": second, "last_points": last_points}
 
     @_asks(app, "[RUN] [METRIC] [METRIC]")

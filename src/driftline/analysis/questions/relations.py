@@ -106,11 +106,10 @@ def _show_drivers(asked: Asked, rows: Rows) -> Answer:
     moved, metric = rows["drivers"], asked.metric
     title = f"What moved before {metric} of {asked.run.spoken}"
     if not moved:
-        return Answer(
-            "drivers",
-            title,
-            empty=f"{metric} has too few points for a change: log it at more steps, or --at STEP",
-        )
+        at = asked.options.get("at")
+        where, remedy = ("", "--at STEP") if at is None else (f" around step {at}", "another --at")
+        lacking = f"{metric} has too few points{where} for a change: log it at more steps, or {remedy}"
+        return Answer("drivers", title, empty=lacking)
     change, itself = moved[0]["change_step"], moved[0]
     moved = [row for row in moved if row["metric"] != metric]
     before = [row for row in moved if row["verdict"] == "moved before"]
