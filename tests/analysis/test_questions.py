@@ -259,8 +259,8 @@ def test_what_does_not_rest_on_times_says_nothing_of_them(imported: Path) -> Non
 def test_waiting_is_in_one_step_only_and_spans_that_reach_into_the_step_before_are_said(
     tmp_path: Path, span_s: float, total: str, note: str | None
 ) -> None:
-    """Two ranks take turns to be late by 100 ms: each of their clocks sees a second a step. Spans of 1.5 s are
-    in the step before for half a second, in 40 steps of 41: 20 s of 61.5."""
+    """Two ranks take turns to be late by 100 ms: each of their clocks sees a second a step. Spans of 1.5 s
+    are in the step before for half a second, in 40 steps of 41: 20 s of 61.5."""
     rows = [
         f"{step},{rank},{step + 0.05 * (-1) ** (step + rank)},{span_s}\n"
         for step in range(41)
