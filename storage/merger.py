@@ -108,7 +108,10 @@ class Merger:
                 merged = merged and lake.compact(name, at_least=0, stop=self._stop.is_set)
                 self._news.put(News(name, lake.count(name), merged))
             except BaseException as error:  # noqa: BLE001  the thread has nobody above it who could say it
-                self._news.put(News(name, None, failure=failure_of(error)))
+                failure = failure_of(error)
+                if failure.ours:  # a handle in which delta-rs panicked may fail each time from then on
+                    lake = None
+                self._news.put(News(name, None, failure=failure))
             finally:
                 self._now = None
 

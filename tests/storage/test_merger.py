@@ -381,3 +381,26 @@ def test_news_of_a_lake_that_cannot_be_opened_are_failures_and_the_thread_lives_
     assert [(news.merged, news.failure is not None) for news in found] == [(False, True), (True, False)]
     assert "not enough memory" in found[0].failure.line
     assert merger.close()
+
+
+def test_after_a_fault_of_ours_the_merger_opens_the_tables_anew(store: Any, make: Any) -> None:
+    """A handle in which delta-rs panicked may fail each time from then on."""
+    for seq in range(3):
+        store.put("telemetry", make.frame(seq, {"loss": [1.0]}, step=seq))
+
+    class Poisoned(Lake):
+        def refresh(self, *_: Any) -> None:
+            raise RuntimeError("Poisoned lock: another task failed inside")
+
+    kinds = iter([Poisoned, Lake])
+    merger = Merger(lambda: next(kinds)(store.root), clock=SystemClock())
+    found: list[Any] = []
+    for _ in range(2):
+        merger.ask("samples", 2)
+        for _ in range(12_000):
+            if more := list(merger.news()):
+                break
+            threading.Event().wait(0.01)
+        found += more
+    assert [(news.merged, news.failure is not None) for news in found] == [(False, True), (True, False)]
+    assert merger.close()
