@@ -205,19 +205,20 @@ def float_statistics(file: pq.ParquetFile) -> str | None:
     return None
 
 
-def known_names(table: TableFiles, removed: Iterable[str] = ()) -> set[str]:
-    """Names of the files that the table has or had, those ``removed`` too: delta-rs leaves out what was
-    removed "later" than now by this host's clock."""
-    assert table.handle is not None
-    old = table.handle.vacuum(0, dry_run=True, enforce_retention_duration=False)
-    return {Path(file).name for file in [*table.files, *old]} | set(removed)
+def known_names(table: TableFiles, now: DeltaTable, removed: Iterable[str] = ()) -> set[str]:
+    """Names of the files that the table has or had by ``now``, a handle that was just loaded (an old one may
+    rest on what was trimmed); those ``removed`` too: delta-rs leaves out what was removed "later" than now by
+    this host's clock."""
+    old = now.vacuum(0, dry_run=True, enforce_retention_duration=False)
+    return {Path(file).name for file in [*table.files, *now.file_uris(), *old]} | set(removed)
 
 
 def check_strays(root: Path, table: TableFiles) -> list[Finding]:
     """Names what lies beside the files; what a commit on its way may have written is no finding."""
     folder = root / table.name
     now_s = time.time()
-    table.strays = strays(folder, known_names(table, removals(folder)), now_s)
+    known = known_names(table, DeltaTable(str(folder)), removals(folder))
+    table.strays = strays(folder, known, now_s)
     left = [stray for stray in table.strays if stray.kind == "ours"]
     if left and not _decided(folder, table):
         table.strays = [stray for stray in table.strays if stray.kind != "ours"]
@@ -246,10 +247,8 @@ def _decided(folder: Path, table: TableFiles) -> bool:
     while time.monotonic() < until:
         with contextlib.suppress(OSError), alone(folder / "_writing") as mine:
             if mine:
-                again = TableFiles(table.name, DeltaTable(str(folder)))
-                assert again.handle is not None
-                again.files = file_paths(folder, again.handle)
-                table.strays = strays(folder, known_names(again, removals(folder)), time.time())
+                known = known_names(table, DeltaTable(str(folder)), removals(folder))
+                table.strays = strays(folder, known, time.time())
                 return True
         time.sleep(0.05)
     return False

@@ -102,7 +102,7 @@ def _check_files(where: str, table: TableFiles, *, quick: bool, progress: Progre
             table.broken.append(file)
             findings.append(Finding(table.name, "file", True, f"{file} {wrong}", MEND))
         progress(size or 0, f"{table.name}: {name[:20]}")
-    known = known_names(table)
+    known = known_names(table, DeltaTable(where, storage_options=OPTIONS))
     table.strays = [
         stray
         for info in here.values()

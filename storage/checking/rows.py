@@ -82,6 +82,15 @@ class RowCheck:
         self.bad: list[Bad] = []
         self.findings: list[Finding] = []
 
+    def read_positions(self) -> None:
+        """Asks ``version`` for all that :meth:`run` will ask."""
+        with _database(self._connect, self._files) as db:
+            spots = [_Spot(*row) for row in db.execute(_SPOTS).fetchall()]
+        for spot in spots:
+            self._version("log", App.expired(spot.topic_uuid, spot.partition))
+            for name in FEEDS["telemetry"]:
+                self._version(name, spot.app)
+
     def run(self, progress: Callable[[str], None] = lambda what: None) -> None:
         """Does all of it; ``progress`` is told of each part before it begins."""
         with _database(self._connect, self._files) as db:

@@ -12,11 +12,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from driftline.records import Record
+from driftline.storage.checking import check as checks
 from driftline.storage.checking.check import check
 from driftline.storage.checking.findings import Report
 from driftline.storage.compaction.layout import writer_properties
 from driftline.storage.core import SinkCore
 from driftline.storage.lake import Lake
+from driftline.storage.table_log import checkpoints, trim
 from driftline.storage.tables import TABLES
 
 
@@ -161,3 +163,23 @@ def test_files_beside_the_tables_are_named_and_no_fault(written: Any) -> None:
 def test_quick_reads_footers_only(written: Any) -> None:
     damaged_file(lambda path: path.write_bytes(b"PAR1" + bytes(100) + path.read_bytes()[104:]))(written.root)
     assert check(written.root, quick=True).findings != check(written.root).findings
+
+
+def test_a_check_that_takes_longer_than_a_sink_keeps_the_log_finds_nothing_wrong(
+    written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle reads positions from the log, and those of ten minutes ago are trimmed."""
+    looked, lake, trimmed = checks.check_files, Lake(written.root), []
+
+    def slow(root: Path, table: Any, **options: Any) -> Any:
+        if not trimmed:
+            for name in TABLES:
+                DeltaTable(str(root / name)).create_checkpoint()
+                lake.commit(name, None, {"other/0": -1}, {"other/0": 0})
+                DeltaTable(str(root / name)).create_checkpoint()
+                trimmed.append(trim(root / name, [path.name for path in checkpoints(root / name)]))
+        return looked(root, table, **options)
+
+    monkeypatch.setattr(checks, "check_files", slow)
+    assert check(written.root).findings == []
+    assert sum(trimmed) > 10
