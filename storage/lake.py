@@ -279,7 +279,7 @@ class Lake:
         except CommitFailedError:
             self._handles.load(name)  # someone else changed the files: fine
             return {}
-        except (DeltaError, OSError) as error:
+        except (Conflict, DeltaError, OSError) as error:  # of a log that was just loaded
             self._leftovers.remove_orphans(name)
             raise Unavailable(f"table {name} in {self.root} cannot be {what}: {told(error)}") from error
 

@@ -42,6 +42,7 @@ from driftline.storage.remedies import told
 from driftline.storage.resume import seen_in
 from driftline.storage.seen import Seen
 from driftline.storage.sightings import Sightings
+from driftline.storage.store import Conflict
 from driftline.storage.tables import TABLES, TableName
 
 LEASE = "rewriting"
@@ -219,7 +220,7 @@ class ObjectLake:
         except CommitFailedError:
             self._handles[name] = self._open(name)
             return None
-        except (DeltaError, OSError) as error:
+        except (Conflict, DeltaError, OSError) as error:  # of a log that was just loaded
             raise Unavailable(f"table {name} in {self.root} cannot be rewritten: {told(error)}") from error
 
     def _given_up(self, name: TableName, lease_us: int) -> bool:

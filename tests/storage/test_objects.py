@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 from typer.testing import CliRunner
 
 import driftline
@@ -200,6 +202,21 @@ def test_a_store_that_is_away_is_one_line_without_the_secret(
         assert "\n" not in str(caught.value)
         assert SECRET not in str(caught.value)
         assert root in str(caught.value)
+
+
+def test_a_store_that_fails_when_the_lease_is_asked_for_is_tried_again(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no conflict, which would end a sink that merges at its end, and no fault of ours."""
+    lake = ObjectLake(root)
+
+    def away(*_: Any) -> int:
+        raise DeltaError("Generic S3 error: 503 Slow Down")
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", away)
+    for rewrite in (lambda: lake.compact("samples", at_least=0), lambda: lake.delete("samples", "true")):
+        with pytest.raises(Unavailable, match="503"):
+            rewrite()
 
 
 @pytest.mark.parametrize(
