@@ -81,7 +81,7 @@ def mentioned(sql: str) -> list[View]:
     A name that SQL puts together from pieces is not seen.
 
     >>> [view.name for view in mentioned("FROM curves")]
-    ['attempts', 'restarted', 'sample_attempts', 'curves']
+    ['attempts', 'restarted', 'curves']
     """
     if _OF_ALL.search(sql):
         return list(VIEWS)
