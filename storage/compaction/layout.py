@@ -4,7 +4,8 @@ Two writers, one set of rules. What a sink appends is written by delta-rs, fast 
 merged soon. What compaction writes is meant to stay: columns get the encoding that is smallest for them,
 and rows of ``samples`` an order of their own inside row groups (:mod:`~driftline.storage.compaction.groups`).
 Only encodings of Parquet 2.0 are used. Nothing here loses a bit, and no float column has statistics, whoever
-writes."""
+writes. The other columns have them for each page, too (page indexes): where a metric is a small part of a row
+group, a filter then skips most of it."""
 
 from __future__ import annotations
 
