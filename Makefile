@@ -3,12 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test sim lint constraints clean
+# Where a shell has this set, every process that a test starts would compile torch, Faust and the rest anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup demo test test-rest test-all test-long test-times sim lint constraints clean
 SEEDS ?= 200
 TEST ?=
+# More than cores: some tests wait for a broker while others compute.
+PROCESSES ?= $(shell expr $$(nproc) + 2)
+PYTEST = $(BIN)/pytest -n $(PROCESSES) --dist loadfile
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
 setup: $(VENV)/.ready  ## make the environment in .venv
 
@@ -25,8 +31,22 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup  ## run the demonstration: a real training, watched, evaluated, stored (about two minutes)
 	@$(BIN)/driftline demo
 
-test: setup  ## run all tests
-	@$(BIN)/pytest $(TEST)
+test: setup  ## run the tests, but for the long ones; only some with TEST="tests/sim -k planted"
+	@$(PYTEST) -m "not long" --junitxml=.pytest_cache/tests.xml $(TEST)
+
+test-rest: setup  ## run what only test-all adds: brokers that fail, long simulations
+	@$(PYTEST) -m long --junitxml=.pytest_cache/tests-rest.xml
+	@$(MAKE) --no-print-directory sim SEEDS=60 SIM="--first 1000"
+
+test-all: test test-rest  ## run all tests
+
+test-long:  ## run all tests for hours: 2,000 seeds of the simulation, 100 kills, 50 times the random examples
+	@DRIFTLINE_TESTS=long $(MAKE) --no-print-directory test-all
+	@$(MAKE) --no-print-directory sim SEEDS=2000
+	@$(BIN)/python benchmarks/faults.py --kills 100
+
+test-times:  ## write what the last tests took to tests/durations.json and docs/testing.md
+	@$(BIN)/python tests/support/slowest.py
 
 sim: setup  ## simulate SEEDS=200 lives of the whole system, with every fault that has a name
 	@PYTHONPATH=tests/sim $(BIN)/python -m simulation --seeds $(SEEDS) $(SIM)

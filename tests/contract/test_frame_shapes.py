@@ -96,7 +96,7 @@ def damaged(payload: bytes, places: Iterable[tuple[int, int]], cut: int) -> byte
     return bytes(changed[: len(changed) - cut])
 
 
-@settings(max_examples=1_500, deadline=None)
+@settings(max_examples=15 * settings.default.max_examples, deadline=None)
 @given(
     which=st.integers(0, 3),
     places=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 7)), max_size=4),

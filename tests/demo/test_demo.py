@@ -18,7 +18,7 @@ import pytest
 from driftline.demo.verify import check
 from driftline.storage.open import open_catalog
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 TOO_SHORT_FOR = {"slow rank", "loss spike", "accuracy"}
 """What a run of 60 steps cannot show; CI runs the whole demonstration with --check for these."""
 

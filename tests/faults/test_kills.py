@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(3_000)]
+pytestmark = [pytest.mark.long, pytest.mark.kafka, pytest.mark.timeout(3_000)]
 KILLS = 15
 AHEAD = 6_000  # fewer records to compare than the program's own bound would give
 SEED = 11  # every role at least twice, every kind

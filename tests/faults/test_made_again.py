@@ -15,7 +15,7 @@ from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.topics import partition_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.kafka, pytest.mark.timeout(900)]
 FED = ("telemetry", "windows", "facts", "alerts", "eval-items")
 
 

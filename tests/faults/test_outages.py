@@ -49,6 +49,7 @@ def train(outage: ModuleType) -> Iterator[Callable[..., Any]]:
         training.close()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_brokers_are_killed_frozen_moved_and_mostly_away_while_a_training_goes_on(
     kafka_cluster: Any, train: Any, outage: Any
@@ -115,6 +116,7 @@ def test_brokers_are_killed_frozen_moved_and_mostly_away_while_a_training_goes_o
     outage.assert_not_slowed(told, ["killed", "moved", "frozen", "two-away", "after"])
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_what_waits_when_a_broker_goes_for_good_is_spooled_said_shown_and_sent_to_another_one(
     jvm_kafka: Any, kafka: Any, train: Any, outage: Any, tmp_path: Path

@@ -20,7 +20,7 @@ from driftline.config import request_id
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.topics import partition_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.long, pytest.mark.kafka, pytest.mark.timeout(1_200)]
 RUN = "case-29"
 SUITE = events.SuiteRef(name="gated", target="gated:suite")
 SETTINGS = """

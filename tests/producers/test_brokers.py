@@ -111,6 +111,7 @@ def test_a_topic_that_is_made_later_gets_what_was_logged_before(
     assert sum("shows no topic" in message for message in caplog.messages) == 1
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_broker_that_is_absent_at_start_and_killed_in_the_middle(jvm_kafka: Any) -> None:
     """Case 13: no exception, no wait, afterwards every step is there, in order, once per number."""

@@ -24,6 +24,7 @@ def write(settings: KafkaSettings, start: int, end: int) -> None:
     producer.close()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_the_worker_outlives_its_broker(
     jvm_kafka: Any,

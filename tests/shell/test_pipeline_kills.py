@@ -16,7 +16,7 @@ from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.topics import partition_of
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.long, pytest.mark.kafka]
 PARTITIONS = 2
 RUNS = ("run-a", "run-b", "run-4")
 assert {0, 1} == {partition_of(run, PARTITIONS) for run in RUNS}

@@ -18,7 +18,7 @@ from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
 from driftline.topics import partition_of
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.long, pytest.mark.kafka]
 PARTITIONS = 4
 RUNS = [f"run-{number}" for number in range(8)]
 assert {partition_of(run, PARTITIONS) for run in RUNS} == set(range(PARTITIONS))

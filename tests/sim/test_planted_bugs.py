@@ -29,8 +29,13 @@ def test_there_are_at_least_twenty() -> None:
 @pytest.mark.parametrize(
     ("seed", "rates"),
     [
-        *((seed, rates) for rates in ({}, SLOW, CROWDED) for seed in SEEDS),
-        *((seed, rates) for rates in (MOVING, OUTAGES, DISKS) for seed in SEEDS[:4]),
+        *((seed, {}) for seed in SEEDS),
+        *(pytest.param(seed, rates, marks=pytest.mark.long) for rates in (SLOW, CROWDED) for seed in SEEDS),
+        *(
+            pytest.param(seed, rates, marks=pytest.mark.long)
+            for rates in (MOVING, OUTAGES, DISKS)
+            for seed in SEEDS[:4]
+        ),
     ],
 )
 def test_the_product_passes_the_seeds_that_find_the_bugs(seed: int, rates: dict[str, float]) -> None:

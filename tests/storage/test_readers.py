@@ -46,13 +46,12 @@ read = {
     "command": command,
     "plain": plain,
 }[kind]
-last = 0
-for at in range(reads):
+first = last = read()[0]
+while reads > 0 or last == first:  # until the table grew, however slowly
     n, steps, frames = read()
     assert n == steps == 10 * frames, (n, steps, frames)
     assert n >= last, (n, last)
-    first, last = (n if at == 0 else first), n
-print(first, last, flush=True)
+    last, reads = n, reads - 1
 """
 
 
@@ -80,10 +79,8 @@ class Readers:
     def check(self) -> None:
         """All ended well, and saw the table grow."""
         for process in self._started:
-            out, err = process.communicate(timeout=10)
+            _, err = process.communicate(timeout=10)
             assert process.returncode == 0, err
-            first, last = map(int, out.split())
-            assert last > first
 
 
 @pytest.fixture

@@ -499,6 +499,7 @@ def test_a_run_named_like_a_path_writes_nothing_outside(real: Any, make: Any) ->
     assert inside == {*TABLE_NAMES, "catalog.duckdb"}
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_broker_that_goes_and_comes_back_costs_two_lines_and_no_row(
     jvm_kafka: Any, make: Any, harness_on: Any

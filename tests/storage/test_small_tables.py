@@ -54,6 +54,7 @@ def test_many_flushes_of_four_partitions_become_a_few_files_and_no_reader_notice
                     return
                 last = (low or 0, high or 0)
                 reads[number] += 1
+                done.wait(0.02)  # two cores are for the sink, too
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
     for thread in threads:

@@ -87,7 +87,11 @@ sample = st.tuples(
 arrival = st.tuples(st.integers(0, 2), st.integers(0, 900_000), st.lists(sample, min_size=1, max_size=6))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=settings.default.max_examples * 2 // 5,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 @given(arrivals=st.lists(arrival, min_size=1, max_size=14))
 def test_arbitrary_samples_agree(silent: Any, naive: ModuleType, arrivals: list[Any]) -> None:
     """Any floats at any places: the oracle's exact arithmetic and ours say the same."""

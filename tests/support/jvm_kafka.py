@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import os
 import random
 import shutil
@@ -52,18 +53,25 @@ def free_port() -> int:
 
 def jars() -> Path:
     """The folder of Kafka's jars, fetched by Maven at the first call. Raises CannotStart."""
-    if (JARS / "complete").exists():
-        return JARS
-    if not shutil.which("mvn") or not shutil.which("java"):
+    if not shutil.which("java"):
         raise CannotStart("neither a Docker engine nor Java with Maven is here")
     JARS.mkdir(parents=True, exist_ok=True)
+    with (JARS / "lock").open("w") as lock:  # test processes ask at the same time
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (JARS / "complete").exists():
+            _fetch()
+    return JARS
+
+
+def _fetch() -> None:
+    if not shutil.which("mvn"):
+        raise CannotStart("neither a Docker engine nor Java with Maven is here")
     pom = Path(__file__).with_name("kafka") / "pom.xml"
     command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CannotStart(f"Maven could not fetch Kafka's jars: {(done.stdout + done.stderr)[-800:]}")
     (JARS / "complete").touch()
-    return JARS
 
 
 class JvmNode:
