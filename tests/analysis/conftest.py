@@ -118,17 +118,20 @@ def stores() -> Any:
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory, stores: Any) -> Path:
+def root(made_once: Any, stores: Any) -> Path:
     """A storage root with all runs; the newest is ``bare``, which has one metric without a step."""
-    store, make = stores.Store(tmp_path_factory.mktemp("analysis") / "data"), stores.Make()
-    train(store, make, run="01a-first", ranks=4, lr=0.001, day=0, base=4.0)
-    train(store, make, run="01b-again", ranks=2, lr=0.002, day=1, base=3.0)
-    names = _support("hostile").NAMES
-    hostile(store, make, names)
-    day = 3 * 86_400_000_000
-    store.put("telemetry", make.started(run="bare", process="b", rank=0, name="bare", time_us=make.t0 + day))
-    where: Path = store.root
-    return where
+
+    def fill(folder: Path) -> None:
+        store, make = stores.Store(folder / "data"), stores.Make()
+        train(store, make, run="01a-first", ranks=4, lr=0.001, day=0, base=4.0)
+        train(store, make, run="01b-again", ranks=2, lr=0.002, day=1, base=3.0)
+        hostile(store, make, _support("hostile").NAMES)
+        day_us = 3 * 86_400_000_000
+        bare = make.started(run="bare", process="b", rank=0, name="bare", time_us=make.t0 + day_us)
+        store.put("telemetry", bare)
+
+    where: Path = made_once("analysis", fill)
+    return where / "data"
 
 
 @pytest.fixture(scope="session")

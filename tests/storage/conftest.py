@@ -219,15 +219,11 @@ class Written:
         return core
 
 
-_ORIGINAL: list[Path] = []
-
-
 @pytest.fixture
-def written(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, make: Any) -> Written:
+def written(tmp_path: Path, made_once: Any, make: Any) -> Written:
     """Written once, and a copy of it for each test."""
-    if not _ORIGINAL:
-        _ORIGINAL.append(Written(tmp_path_factory.mktemp("written") / "data", make).root)
-    return Written(tmp_path / "data", make, _ORIGINAL[0])
+    original = made_once("written", lambda folder: Written(folder / "data", make))
+    return Written(tmp_path / "data", make, original / "data")
 
 
 class Harness:
