@@ -23,7 +23,7 @@ from driftline.storage.listing import read_files
 from driftline.storage.objects import is_remote
 from driftline.storage.relations import identifier, source, text
 from driftline.storage.root import local
-from driftline.storage.tables import TABLES, TableName
+from driftline.storage.tables import TABLE_NAMES, TABLES, TableName
 from driftline.storage.views import BASE_VIEW, VIEWS, statement
 from driftline.storage.views.view import View
 
@@ -48,9 +48,13 @@ def define_views(db: duckdb.DuckDBPyConnection, views: Iterable[View]) -> None:
         db.execute(f"COMMENT ON {kind} {identifier(view.name)} IS {text(view.says)}")
 
 
-def define_tables(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
-    """Makes or replaces only the plain views of the tables."""
-    for name in TABLES:
+def define_tables(
+    db: duckdb.DuckDBPyConnection,
+    files: Mapping[TableName, Sequence[str]],
+    names: Iterable[TableName] = TABLE_NAMES,
+) -> None:
+    """Makes or replaces only the plain views of the tables, or of these."""
+    for name in names:
         view = identifier(BASE_VIEW.get(name, name))
         db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM {source(name, files[name])}")
         db.execute(f"COMMENT ON VIEW {view} IS {text(TABLES[name].row)}")
