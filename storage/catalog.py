@@ -48,6 +48,20 @@ def define_views(db: duckdb.DuckDBPyConnection, views: Iterable[View]) -> None:
         db.execute(f"COMMENT ON {kind} {identifier(view.name)} IS {text(view.says)}")
 
 
+def keep(db: duckdb.DuckDBPyConnection, view: View, run: str) -> None:
+    """Computes what a macro gives of one run, all else as by default, once for all that rests on it: until it
+    is defined again it gives these rows, and is an error for anything else."""
+    assert view.macro is not None
+    name, rows = identifier(view.name), identifier(f"kept {view.name}")
+    first, *others = view.macro.split(", ")
+    same = [f"{first} = {text(run)}", *(other.replace(":=", "IS NOT DISTINCT FROM") for other in others)]
+    guard = (
+        f"CASE WHEN {' AND '.join(same)} THEN true ELSE error({text(f'{view.name} is kept of {run}')}) END"
+    )
+    db.execute(f"CREATE OR REPLACE TEMP TABLE {rows} AS FROM {name}({text(run)})")
+    db.execute(f"CREATE OR REPLACE MACRO {name}({view.macro}) AS TABLE FROM {rows} WHERE {guard}")
+
+
 def define_tables(
     db: duckdb.DuckDBPyConnection,
     files: Mapping[TableName, Sequence[str]],

@@ -7,9 +7,10 @@ the newest files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -51,6 +52,8 @@ class Catalog:
         """Views and macros that are there."""
         self._tables: set[TableName] = set()
         """Tables whose plain views are there."""
+        self._kept: dict[str, str] = {}
+        """Macros whose rows are kept, with the run."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
@@ -107,6 +110,18 @@ class Catalog:
         if empty:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
 
+    @contextlib.contextmanager
+    def keeping(self, macros: Sequence[str], run: str) -> Iterator[None]:
+        """While many questions of one run are asked: what these macros give of it is computed once at most, of
+        what is committed then. For other runs, what rests on them is an error."""
+        self._defined -= set(macros)
+        self._kept = dict.fromkeys(macros, run)
+        try:
+            yield
+        finally:
+            self._defined -= set(macros)
+            self._kept = {}
+
     def bound(self, memory: str, folder: str) -> None:
         """What goes beyond ``memory`` ("2GB") while rows are sorted goes to disk, into ``folder``."""
         self._db.execute(f"SET temp_directory = {text(folder)}")
@@ -141,8 +156,11 @@ class Catalog:
         new_views = [view for view in views if view.name not in self._defined]
         catalog.define_tables(self._db, self._files, new_tables)
         self._tables.update(new_tables)
-        catalog.define_views(self._db, new_views)
-        self._defined |= {view.name for view in new_views}
+        for view in new_views:
+            catalog.define_views(self._db, [view])
+            if view.name in self._kept:
+                catalog.keep(self._db, view, self._kept[view.name])
+            self._defined.add(view.name)
         return bool(new_tables or new_views)
 
     def _define_tables_again(self) -> None:
