@@ -50,7 +50,7 @@ def define_views(db: duckdb.DuckDBPyConnection, views: Iterable[View]) -> None:
 
 def keep(db: duckdb.DuckDBPyConnection, view: View, run: str) -> None:
     """Computes what a macro gives of one run, all else as by default, once for all that rests on it: until it
-    is defined again it gives these rows, and is an error for anything else."""
+    is defined again it gives these rows, and is an error for anything else; if there are none, it stays."""
     assert view.macro is not None
     name, rows = identifier(view.name), identifier(f"kept {view.name}")
     first, *others = view.macro.split(", ")
@@ -59,6 +59,8 @@ def keep(db: duckdb.DuckDBPyConnection, view: View, run: str) -> None:
         f"CASE WHEN {' AND '.join(same)} THEN true ELSE error({text(f'{view.name} is kept of {run}')}) END"
     )
     db.execute(f"CREATE OR REPLACE TEMP TABLE {rows} AS FROM {name}({text(run)})")
+    if db.execute(f"FROM {rows} LIMIT 1").fetchone() is None:
+        return  # of no rows DuckDB evaluates no guard
     db.execute(f"CREATE OR REPLACE MACRO {name}({view.macro}) AS TABLE FROM {rows} WHERE {guard}")
 
 

@@ -112,8 +112,8 @@ class Catalog:
 
     @contextlib.contextmanager
     def keeping(self, macros: Sequence[str], run: str) -> Iterator[None]:
-        """While many questions of one run are asked: what these macros give of it is computed once at most, of
-        what is committed then. For other runs, what rests on them is an error."""
+        """While many questions of one run are asked: what these macros give of it is computed once, of what
+        is committed then, and only if one needs it. For other runs, what rests on them is an error."""
         self._defined -= set(macros)
         self._kept = dict.fromkeys(macros, run)
         try:
