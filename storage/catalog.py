@@ -23,7 +23,7 @@ from driftline.storage.listing import read_files
 from driftline.storage.objects import is_remote
 from driftline.storage.relations import identifier, source, text
 from driftline.storage.root import local
-from driftline.storage.tables import TABLES, TableName
+from driftline.storage.tables import TABLE_NAMES, TABLES, TableName
 from driftline.storage.views import BASE_VIEW, VIEWS, statement
 from driftline.storage.views.view import View
 
@@ -48,9 +48,29 @@ def define_views(db: duckdb.DuckDBPyConnection, views: Iterable[View]) -> None:
         db.execute(f"COMMENT ON {kind} {identifier(view.name)} IS {text(view.says)}")
 
 
-def define_tables(db: duckdb.DuckDBPyConnection, files: Mapping[TableName, Sequence[str]]) -> None:
-    """Makes or replaces only the plain views of the tables."""
-    for name in TABLES:
+def keep(db: duckdb.DuckDBPyConnection, view: View, run: str) -> None:
+    """Computes what a macro gives of one run, all else as by default, once for all that rests on it: until it
+    is defined again it gives these rows, and is an error for anything else; if there are none, it stays."""
+    assert view.macro is not None
+    name, rows = identifier(view.name), identifier(f"kept {view.name}")
+    first, *others = view.macro.split(", ")
+    same = [f"{first} = {text(run)}", *(other.replace(":=", "IS NOT DISTINCT FROM") for other in others)]
+    guard = (
+        f"CASE WHEN {' AND '.join(same)} THEN true ELSE error({text(f'{view.name} is kept of {run}')}) END"
+    )
+    db.execute(f"CREATE OR REPLACE TEMP TABLE {rows} AS FROM {name}({text(run)})")
+    if db.execute(f"FROM {rows} LIMIT 1").fetchone() is None:
+        return  # of no rows DuckDB evaluates no guard
+    db.execute(f"CREATE OR REPLACE MACRO {name}({view.macro}) AS TABLE FROM {rows} WHERE {guard}")
+
+
+def define_tables(
+    db: duckdb.DuckDBPyConnection,
+    files: Mapping[TableName, Sequence[str]],
+    names: Iterable[TableName] = TABLE_NAMES,
+) -> None:
+    """Makes or replaces only the plain views of the tables, or of these."""
+    for name in names:
         view = identifier(BASE_VIEW.get(name, name))
         db.execute(f"CREATE OR REPLACE VIEW {view} AS FROM {source(name, files[name])}")
         db.execute(f"COMMENT ON VIEW {view} IS {text(TABLES[name].row)}")

@@ -15,16 +15,18 @@ import importlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import duckdb
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
-from deltalake.fs import DeltaStorageHandler
 
 from driftline.errors import SettingsError
 from driftline.storage.root import without_secret
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pafs
+    import pyarrow.parquet as pq
+    from deltalake.fs import DeltaStorageHandler
 
 SCHEMES = ("s3",)
 OPTIONS = {"conditional_put": "etag"}
@@ -61,6 +63,8 @@ def parquet(file: str, **options: Any) -> pq.ParquetFile:
     """Opens a file of a table, by its path or address; ``options`` as :class:`pyarrow.parquet.ParquetFile`.
 
     From an object store the parts that are needed are read together. Raises OSError, pa.ArrowException."""
+    import pyarrow.parquet as pq
+
     if not is_remote(file):
         return pq.ParquetFile(file, **options)
     options |= {"memory_map": False, "pre_buffer": True}
@@ -70,13 +74,21 @@ def parquet(file: str, **options: Any) -> pq.ParquetFile:
 
 def files_below(root: str) -> pafs.FileSystem:
     """The files of an address, by what comes behind it."""
-    return pafs.PyFileSystem(DeltaStorageHandler(root, options=OPTIONS))
+    import pyarrow.fs as pafs
+
+    return pafs.PyFileSystem(_handler(root))
+
+
+def _handler(root: str) -> DeltaStorageHandler:
+    from deltalake.fs import DeltaStorageHandler
+
+    return DeltaStorageHandler(root, options=OPTIONS)
 
 
 def move(root: str, old: str, new: str) -> None:
     """Moves an object below ``root``. A store cannot rename, so it is copied (within the store) and then
     deleted: a kill between the two leaves both. Raises OSError."""
-    handler = DeltaStorageHandler(root, options=OPTIONS)
+    handler = _handler(root)
     handler._handler.copy_file(old, new)  # the handler's own method misnames an argument (deltalake 1.6.6)
     handler.delete_file(old)
 
@@ -84,7 +96,7 @@ def move(root: str, old: str, new: str) -> None:
 def put(file: str, parts: Iterable[bytes]) -> None:
     """Writes an object, which is there when it is whole, and not before. Raises OSError."""
     folder, _, name = file.rpartition("/")
-    handler = DeltaStorageHandler(folder, options=OPTIONS)
+    handler = _handler(folder)
     stream: Any = handler._handler.open_output_stream(name, None)  # pyarrow would give it no bytes
     for part in parts:
         stream.write(part)
@@ -106,6 +118,8 @@ def _file_system(root: str) -> Any:
         raise SettingsError(
             "storage.root", root, "to query it fsspec is needed: pip install 'driftline[objects]'"
         ) from error
+    import pyarrow.fs as pafs
+
     files = files_below(root)
     before = root + "/"
 

@@ -7,9 +7,10 @@ the newest files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,8 +24,8 @@ from driftline.storage.answers import rows_of
 from driftline.storage.listing import newest_commits, read_files
 from driftline.storage.objects import address, connect, is_remote
 from driftline.storage.relations import text
-from driftline.storage.tables import TABLES, TableName
-from driftline.storage.views import VIEWS, meant, mentioned
+from driftline.storage.tables import TABLE_NAMES, TABLES, TableName
+from driftline.storage.views import VIEWS, meant, mentioned, tables_of
 from driftline.storage.views.view import View
 
 _T = TypeVar("_T")
@@ -35,7 +36,7 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class Catalog:
-    """A DuckDB connection of its own, in memory, with all views; use it from one thread."""
+    """A DuckDB connection of its own, in memory, with the views as they are asked for; for one thread."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root: Path | str = address(root) if is_remote(root) else Path(root).absolute()
@@ -48,13 +49,17 @@ class Catalog:
             "SET parquet_metadata_cache = true"
         )  # files never change: their footers are read once
         self._defined: set[str] = set()
-        self._twice(lambda: catalog.define_tables(self._db, self._files))
+        """Views and macros that are there."""
+        self._tables: set[TableName] = set()
+        """Tables whose plain views are there."""
+        self._kept: dict[str, str] = {}
+        """Macros whose rows are kept, with the run."""
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
         """The DuckDB connection itself, for relations (``catalog.connection.sql("...").df()``), with all
         views."""
-        self._twice(lambda: self._define(VIEWS))
+        self._twice(lambda: self._define(TABLE_NAMES, VIEWS))
         return self._db
 
     def refresh(self) -> None:
@@ -69,7 +74,7 @@ class Catalog:
         files = read_files(self.root)
         if files != self._files:
             self._files = files
-            self._twice(lambda: catalog.define_tables(self._db, self._files))
+            self._twice(self._define_tables_again)
         self._state, self._read_s = state, now_s
 
     def query(self, sql: str, parameters: Parameters | None = None) -> pa.Table:
@@ -105,6 +110,18 @@ class Catalog:
         if empty:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
 
+    @contextlib.contextmanager
+    def keeping(self, macros: Sequence[str], run: str) -> Iterator[None]:
+        """While many questions of one run are asked: what these macros give of it is computed once, of what
+        is committed then, and only if one needs it. For other runs, what rests on them is an error."""
+        self._defined -= set(macros)
+        self._kept = dict.fromkeys(macros, run)
+        try:
+            yield
+        finally:
+            self._defined -= set(macros)
+            self._kept = {}
+
     def bound(self, memory: str, folder: str) -> None:
         """What goes beyond ``memory`` ("2GB") while rows are sorted goes to disk, into ``folder``."""
         self._db.execute(f"SET temp_directory = {text(folder)}")
@@ -128,27 +145,37 @@ class Catalog:
                 return task()
             except duckdb.IOException:
                 self._files = read_files(self.root)
-                catalog.define_tables(self._db, self._files)
+                self._define_tables_again()
                 return task()
         except duckdb.Error as error:
             raise self._explained(error) from error
 
-    def _define(self, views: Iterable[View]) -> bool:
+    def _define(self, tables: Iterable[TableName], views: Iterable[View]) -> bool:
         """Makes what is not there yet of these; whether there was something."""
-        missing = [view for view in views if view.name not in self._defined]
-        catalog.define_views(self._db, missing)
-        self._defined |= {view.name for view in missing}
-        return bool(missing)
+        new_tables = [name for name in tables if name not in self._tables]
+        new_views = [view for view in views if view.name not in self._defined]
+        catalog.define_tables(self._db, self._files, new_tables)
+        self._tables.update(new_tables)
+        for view in new_views:
+            catalog.define_views(self._db, [view])
+            if view.name in self._kept:
+                catalog.keep(self._db, view, self._kept[view.name])
+            self._defined.add(view.name)
+        return bool(new_tables or new_views)
+
+    def _define_tables_again(self) -> None:
+        catalog.define_tables(self._db, self._files, self._tables)
 
     def _ask(self, sql: str, parameters: Parameters | None = None) -> duckdb.DuckDBPyRelation | None:
         given = dict(parameters) if isinstance(parameters, Mapping) else list(parameters or ())
-        self._define(mentioned(sql))
+        views = mentioned(sql)
+        self._define(tables_of(sql, views), views)
         while True:
             try:
                 return self._db.sql(sql, params=given or None)
             except duckdb.CatalogException as error:
                 # A name put together from pieces; or one like it, for the error to suggest.
-                if not self._define(meant(str(error))):
+                if not self._define(TABLE_NAMES, meant(str(error))):
                     raise
 
     def _run(self, sql: str, parameters: Parameters | None) -> pa.Table:

@@ -20,9 +20,6 @@ from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 COMMIT = re.compile(r"\d{20}\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _MAGIC = b"PAR1"
@@ -130,6 +127,9 @@ def removals(folder: Path) -> dict[str, int]:
     the clock of who removed them): all that it still tells, whatever the time. A file may have come back.
 
     Raises OSError or ValueError if the log cannot be read, also if it is trimmed meanwhile."""
+    import pyarrow.compute as pc  # 0.03 s, and readers of the tables ask for no removals
+    import pyarrow.parquet as pq
+
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir())
     found: dict[str, int] = {}

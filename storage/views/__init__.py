@@ -10,7 +10,9 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+from collections.abc import Iterable
 
+from driftline.storage.tables import TABLE_NAMES, TableName
 from driftline.storage.views import (
     alerts,
     attempts,
@@ -93,6 +95,24 @@ def mentioned(sql: str) -> list[View]:
     return [view for view in VIEWS if view.name in chosen]
 
 
+def tables_of(sql: str, views: Iterable[View]) -> list[TableName]:
+    """The tables whose plain views ``sql``, or these views, may use. (To define one opens a file of it; that
+    of a table that got columns later, all its files.)
+
+    >>> tables_of("FROM curves", mentioned("FROM curves"))
+    ['samples', 'facts', 'processes', 'metrics']
+    """
+    if _OF_ALL.search(sql):
+        return list(TABLE_NAMES)
+    words = set(_WORDS.findall(sql.lower())).union(*(_words(view) for view in views))
+    return [name for name in TABLE_NAMES if BASE_VIEW.get(name, name) in words]
+
+
+@functools.cache
+def _words(view: View) -> frozenset[str]:
+    return frozenset(_WORDS.findall(view.sql.lower()))
+
+
 _MISSING = re.compile(r"\bwith name \"?(\w+)")
 """In DuckDB's word of a table or function that is not there."""
 
@@ -119,7 +139,7 @@ def _rests_on(name: str) -> frozenset[str]:
     for view in reversed(VIEWS):
         if view.name == name or view.name in words:
             found.add(view.name)
-            words |= set(_WORDS.findall(view.sql.lower()))
+            words |= _words(view)
     return frozenset(found - {name})
 
 

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from driftline.analysis.answer import Answer, Column, table
 from driftline.analysis.chart import Axis, Bars, Heat, Mark, Part, Plot, line
@@ -90,6 +91,20 @@ def test_an_svg_takes_its_ink_from_the_page_and_says_what_it_shows() -> None:
     assert "var(--ink)" in text
     assert 'role="img" aria-label="loss: loss, s by step.' in text
     assert "#010203" not in text
+
+
+def test_a_figure_of_a_page_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    whole = Figure.draw
+
+    def draw(figure: Figure, renderer: Any) -> None:
+        drawn.append(figure)
+        whole(figure, renderer)
+
+    monkeypatch.setattr(Figure, "draw", draw)
+    for chart in charts():
+        assert svg(chart, prefix="p-")
+    assert len(drawn) == len(charts())
 
 
 @pytest.mark.parametrize("name", ["loss", NASTY])

@@ -8,6 +8,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -185,6 +188,22 @@ def test_what_cannot_be_done_is_one_line(arguments: list[str], says: str, root: 
     assert result.exit_code == 1
     assert says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["curve 01a-first loss", "evals 01a-first", "sql 'FROM runs'"])
+def test_a_question_loads_only_what_it_needs(command: str, root: Path) -> None:
+    code = f"""
+import sys, typer.testing
+from driftline.cli.app import app
+assert typer.testing.CliRunner().invoke(app, {[*shlex.split(command), "--root", str(root)]!r}).exit_code == 0
+others = {{"torch", "faust", "aiokafka", "kafka", "numba", "matplotlib", "pandas", "asyncio", "fsspec"}}
+parts = {{"pyarrow.compute", "pyarrow.fs", "pyarrow.parquet", "pyarrow.dataset", "typer.rich_utils"}}
+print(sorted((others | parts) & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_there_is_a_command_for_every_question() -> None:

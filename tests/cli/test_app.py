@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -92,17 +93,29 @@ def test_every_command_has_help_for_it_and_each_option(command: str) -> None:
             assert getattr(parameter, "help", None), parameter.name
 
 
-def test_help_loads_no_client_library() -> None:
+def test_help_loads_nothing_that_commands_need() -> None:
     code = (
         "import sys, typer.testing; from driftline.cli.app import app; "
         "typer.testing.CliRunner().invoke(app, ['--help']); "
-        "heavy = {'kafka', 'aiokafka', 'faust', 'torch', 'duckdb', 'deltalake', 'pyarrow', 'numpy'}; "
+        "heavy = {'kafka', 'aiokafka', 'faust', 'torch', 'duckdb', 'deltalake', 'pyarrow', 'numpy', "
+        "'msgspec', 'yaml', 'asyncio', 'pydantic', 'matplotlib', 'importlib.metadata'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_options_are_made_of_the_command_that_is_used_only() -> None:
+    """To make those of all takes as long as to import typer."""
+    tree: Any = typer.main.get_command(app)
+    groups = [tree.commands[name] for name in ("config", "spool", "storage")]
+    commands = [c for group in (tree, *groups) for c in group.commands.values() if c not in groups]
+    assert len(commands) > 30
+    with pytest.raises(SystemExit):
+        tree(["sql", "--help"])
+    assert [command.name for command in commands if "whole" in vars(command)] == ["sql"]
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -156,6 +156,7 @@ def test_what_a_killed_sink_left_of_a_catalog_is_removed(store: Any) -> None:
     ("sql", "says"),
     [
         ("FROM curvs", '"curves"'),
+        ("FROM sampels", '"samples"'),
         ("SELECT utc_dya(now())", '"utc_day"'),
         ("FROM trnd('a', 'b')", '"trend"'),
         ("SELECT nothing FROM samples", "nothing"),
@@ -176,3 +177,40 @@ def test_a_view_whose_name_is_put_together_is_found(store: Any, make: Any) -> No
     store.put("telemetry", make.frame(0, {"loss": [1.0]}, step=0))
     with open_catalog(store.root) as catalog:
         assert catalog.rows("SELECT value FROM query_table('cur' || 'ves')") == [(1.0,)]
+
+
+def test_a_table_is_looked_at_when_it_is_asked_for(store: Any, make: Any) -> None:
+    """To define its view opens a file of it, in an object store by requests."""
+    store.put("telemetry", make.frame(0, {"loss": [1.0]}, step=0))
+    Path(store.lake.files("log")[0]).write_bytes(b"")
+    with open_catalog(store.root) as catalog:
+        assert catalog.rows("SELECT value FROM samples") == [(1.0,)]
+        assert catalog._tables == {"samples"}
+        assert catalog.rows("SELECT value FROM query_table('sam' || 'ples')") == [(1.0,)]
+        with pytest.raises(BadData, match="part of table log but is missing or broken"):
+            catalog.rows("SELECT count(*) FROM log")
+
+
+STEPS = "SELECT step, rank, span, seconds FROM step_parts($run) ORDER BY ALL"
+LEDGER = "SELECT category, seconds FROM goodput_ledger($run) ORDER BY ALL"
+
+
+def test_what_is_kept_of_a_run_is_what_is_computed(store: Any, make: Any) -> None:
+    for run in ("one", "two"):
+        frame = make.frame(1, {"loss": [1.0, 2.0], "span/forward": [0.1, 0.2]}, run=run, process=run)
+        store.put("telemetry", make.started(run=run, process=run), frame)
+    with open_catalog(store.root) as catalog:
+        one, two = {"run": "one"}, {"run": "two"}
+        expected = catalog.rows(STEPS, one), catalog.rows(LEDGER, one)
+        assert expected[0]
+        assert expected[1]
+        with catalog.keeping(["step_parts", "step_times", "run_stretches"], "one"):
+            assert (catalog.rows(STEPS, one), catalog.rows(LEDGER, one)) == expected
+            for sql in (STEPS, LEDGER, "FROM step_parts('one', all_attempts := true)"):
+                with pytest.raises(BadData, match="is kept of one"):
+                    catalog.rows(sql, two if "$run" in sql else None)
+        assert catalog.rows(STEPS, two)
+        with catalog.keeping(["step_parts"], "nobody"):
+            assert catalog.rows(STEPS, {"run": "nobody"}) == []
+            assert catalog.rows(STEPS, one) == expected[0]
+        assert (catalog.rows(STEPS, one), catalog.rows(LEDGER, one)) == expected

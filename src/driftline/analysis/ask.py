@@ -49,8 +49,10 @@ def ask(
     return asked, answer(catalog, question, asked)
 
 
-def answer(catalog: Catalog, question: Question, asked: Asked) -> Answer:
-    """The answer to what is understood already."""
+def answer(
+    catalog: Catalog, question: Question, asked: Asked, *, timeless: tuple[str, ...] | None = None
+) -> Answer:
+    """The answer to what is understood already; ``timeless``: what :func:`without_times` says, if known."""
     queries = question.queries(asked)
     rows = {name: rows_of(catalog, query) for name, query in queries.items()}
     if question.then is not None:
@@ -58,8 +60,10 @@ def answer(catalog: Catalog, question: Question, asked: Asked) -> Answer:
         rows |= {name: rows_of(catalog, query) for name, query in more.items()}
     given = question.show(asked, rows)
     main = tuple(query.literal for query in queries.values())[:1]
-    timeless = without_times(catalog, asked.runs) if question.timed(asked) and not given.empty else ()
-    return replace(given, notes=(*asked.notes, *timeless, *given.notes), sql=given.sql or main)
+    notes: tuple[str, ...] = ()
+    if question.timed(asked) and not given.empty:
+        notes = without_times(catalog, asked.runs) if timeless is None else timeless
+    return replace(given, notes=(*asked.notes, *notes, *given.notes), sql=given.sql or main)
 
 
 def without_times(catalog: Catalog, runs: Sequence[Run]) -> tuple[str, ...]:

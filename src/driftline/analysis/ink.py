@@ -11,6 +11,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from driftline.visible import visible
@@ -49,7 +50,9 @@ Draw = Callable[[Ink], Figure]
 
 def as_png(draw: Draw) -> bytes:
     """The figure on white, 150 dots per inch."""
-    return _saved(draw, ON_WHITE, "png", facecolor="white", dpi=150)
+    with _style(ON_WHITE) as target:
+        draw(ON_WHITE).savefig(target, format="png", facecolor="white", dpi=150)
+    return target.getvalue()
 
 
 def as_svg(draw: Draw, *, says: str = "", prefix: str = "") -> str:
@@ -58,7 +61,13 @@ def as_svg(draw: Draw, *, says: str = "", prefix: str = "") -> str:
     ``says`` is what it shows, for who cannot see it; ``prefix`` keeps its ids apart from those of another.
     """
     ink = Ink(_INK_SENTINEL, _FAINT_SENTINEL, _PAPER_SENTINEL)
-    text = _saved(draw, ink, "svg", transparent=True).decode()
+    with _style(ink) as target:
+        figure = draw(ink)
+        for background in (figure.patch, *(axes.patch for axes in figure.axes)):
+            background.set(facecolor="none", edgecolor="none")
+        # Figure.savefig would draw it twice: once for the layout, which drawing computes anyway.
+        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None})  # type: ignore[no-untyped-call]
+    text = target.getvalue().decode()
     text = text[text.index("<svg") :].replace(_INK_SENTINEL, "var(--ink)")
     text = text.replace(_FAINT_SENTINEL, "var(--faint)").replace(_PAPER_SENTINEL, "var(--paper)")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -72,21 +81,14 @@ def as_svg(draw: Draw, *, says: str = "", prefix: str = "") -> str:
     return text
 
 
-def _saved(draw: Draw, ink: Ink, form: str, **options: Any) -> bytes:
-    with _style(ink), warnings.catch_warnings():
-        # A name may hold letters that the font lacks: the page's own fonts show them, a PNG has boxes there.
-        warnings.filterwarnings("ignore", message=r"(?s)Glyph .* missing from")
-        warnings.filterwarnings("ignore", message=r"(?s)Matplotlib currently does not support")
-        target = io.BytesIO()
-        metadata = {"Date": None} if form == "svg" else None
-        draw(ink).savefig(target, format=form, metadata=metadata, **options)
-        return target.getvalue()
-
-
 @contextmanager
-def _style(ink: Ink) -> Iterator[None]:
+def _style(ink: Ink) -> Iterator[io.BytesIO]:
+    """Where to draw to, in our style."""
     colours: Any = dict.fromkeys(
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink.strong
     )
-    with matplotlib.rc_context({**_STYLE, **colours}):
-        yield
+    with matplotlib.rc_context({**_STYLE, **colours}), warnings.catch_warnings():
+        # A name may hold letters that the font lacks: the page's own fonts show them, a PNG has boxes there.
+        warnings.filterwarnings("ignore", message=r"(?s)Glyph .* missing from")
+        warnings.filterwarnings("ignore", message=r"(?s)Matplotlib currently does not support")
+        yield io.BytesIO()

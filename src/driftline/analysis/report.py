@@ -37,6 +37,8 @@ POINTS = 400
 """Points of a curve on the page."""
 OF_A_RUN = ("evals", "goodput", "steps", "ranks", "utilisation")
 """Questions that have a section of their own."""
+SHARED = ("lead_steps", "step_parts", "step_times", "run_stretches")
+"""Macros that several of these rest on: computed for each, they took half of a report's queries."""
 OF_TIME = ("goodput", "steps", "utilisation")
 """Of which nothing is said where an import had to make up times."""
 HEADS = {
@@ -91,18 +93,22 @@ def gathered(catalog: Catalog, run: Run, metrics: Sequence[str] = ()) -> Gathere
     asked = Asked((run,), options={"points": POINTS})
     timeless = without_times(catalog, [run])
     curve = QUESTIONS["curve"]
+    with catalog.keeping(SHARED, run.run):
+        answers = {
+            name: Answer(name, HEADS[name], empty=timeless[0])
+            if timeless and name in OF_TIME
+            else answer(catalog, QUESTIONS[name], asked, timeless=timeless)
+            for name in OF_A_RUN
+        }
     return Gathered(
         run=run,
         summary=ask(_SUMMARY)[0],
         curves=tuple(
-            answer(catalog, curve, replace(asked, metrics=(name,))) for name in chosen if name in known
+            answer(catalog, curve, replace(asked, metrics=(name,)), timeless=timeless)
+            for name in chosen
+            if name in known
         ),
-        answers={
-            name: Answer(name, HEADS[name], empty=timeless[0])
-            if timeless and name in OF_TIME
-            else answer(catalog, QUESTIONS[name], asked)
-            for name in OF_A_RUN
-        },
+        answers=answers,
         alerts=ask(ALERTS),
         facts=ask(_FACTS),
         source=ask(_SOURCE),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from driftline.cli.lazy_command import command
 from driftline.cli.options import Config, LogLevel, Root, settings_of
 from driftline.cli.outcome import Level, finish, set_up_logging
 
@@ -55,7 +56,7 @@ def _shared(
 def _asks(app: typer.Typer, words: str) -> Callable[[Callable[..., Options]], Callable[..., Options]]:
     """Makes a command of a function that turns the question's own options into a dictionary."""
 
-    def add(function: Callable[..., Options]) -> Callable[..., Options]:
+    def with_options(function: Callable[..., Options]) -> Callable[..., None]:
         name = function.__name__
         own = list(inspect.signature(function, eval_str=True).parameters.values())
         shared = list(inspect.signature(_shared, eval_str=True).parameters.values())
@@ -70,15 +71,14 @@ def _asks(app: typer.Typer, words: str) -> Callable[[Callable[..., Options]], Ca
         parameters = [named, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own), *shared]
 
         @wraps(function)
-        def command(**given: Any) -> None:
+        def asking(**given: Any) -> None:
             _finish(name, given, lambda: function(**{p.name: given[p.name] for p in own}))
 
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name, rich_help_panel=PANEL)(command)
-        return function
+        asking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        asking.__annotations__ = {p.name: p.annotation for p in parameters}
+        return asking
 
-    return add
+    return command(app, panel=PANEL, with_options=with_options)
 
 
 def _finish(name: str, given: dict[str, Any], own: Callable[[], Options]) -> None:
@@ -141,7 +141,7 @@ def report(
 
 def add_questions(app: typer.Typer) -> None:
     """Adds the commands to ``app``."""
-    app.command(rich_help_panel=PANEL)(report)
+    command(app, panel=PANEL)(report)
 
     @_asks(app, _METRIC)
     def curve(

@@ -12,6 +12,7 @@ import typer
 
 from driftline.cli.analysis_app import add_questions
 from driftline.cli.import_app import export_command, import_command
+from driftline.cli.lazy_command import MARKUP, command
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, settings_of
 from driftline.cli.outcome import Level, entry, finish, set_up_logging
 from driftline.cli.replay_app import replay
@@ -27,7 +28,7 @@ app = typer.Typer(
     "evaluator, each with --bootstrap or DRIFTLINE_BOOTSTRAP, then driftline watch.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,9 +36,9 @@ config_app = typer.Typer(help="Check the settings file, show what is in effect."
 app.add_typer(config_app, name="config")
 app.add_typer(spool_app, name="spool")
 app.add_typer(storage_app, name="storage")
-app.command(rich_help_panel="Look")(replay)
-app.command("import", rich_help_panel="Files")(import_command)
-app.command("export", rich_help_panel="Files")(export_command)
+command(app, panel="Look")(replay)
+command(app, "import", panel="Files")(import_command)
+command(app, "export", panel="Files")(export_command)
 add_questions(app)
 
 
@@ -63,7 +64,7 @@ def _role(
     finish(run, name=name, debug=log_level is Level.DEBUG)
 
 
-@app.command(rich_help_panel="Roles: one process each")
+@command(app, panel="Roles: one process each")
 def streams(
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -86,7 +87,7 @@ def streams(
     )
 
 
-@app.command(rich_help_panel="Roles: one process each")
+@command(app, panel="Roles: one process each")
 def scheduler(
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -108,7 +109,7 @@ def scheduler(
     )
 
 
-@app.command(rich_help_panel="Roles: one process each")
+@command(app, panel="Roles: one process each")
 def evaluator(
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -131,7 +132,7 @@ def evaluator(
     )
 
 
-@app.command(rich_help_panel="Roles: one process each")
+@command(app, panel="Roles: one process each")
 def sink(
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -155,7 +156,7 @@ def sink(
     )
 
 
-@app.command(rich_help_panel="Roles: one process each")
+@command(app, panel="Roles: one process each")
 def broker(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 9092,
     log_level: LogLevel = Level.INFO,
@@ -174,7 +175,7 @@ def broker(
     finish(run, name="broker", debug=log_level is Level.DEBUG)
 
 
-@app.command(rich_help_panel="Look")
+@command(app, panel="Look")
 def watch(
     run: Annotated[str | None, typer.Argument(help="Run id or name. Default: the one heard of last.")] = None,
     since: Annotated[str, typer.Option(help='How far back to read: "10m", "2h", or "all".')] = "1h",
@@ -221,7 +222,7 @@ def _seconds(since: str) -> float | None:
         raise SettingsError("--since", since, f'{error}, or "all"') from None
 
 
-@app.command(rich_help_panel="Look")
+@command(app, panel="Look")
 def sql(
     query: Annotated[str, typer.Argument(help='The query, or "-" to read it from standard input.')],
     root: Root = None,
@@ -247,7 +248,7 @@ def sql(
     finish(answer, name="sql", debug=log_level is Level.DEBUG)
 
 
-@app.command(rich_help_panel="Look")
+@command(app, panel="Look")
 def demo(
     root: Annotated[str, typer.Option(help="Folder for tables, checkpoints, logs and the report.")] = (
         "./driftline-data"
@@ -287,7 +288,7 @@ def demo(
     finish(run, name="demo", debug=log_level is Level.DEBUG)
 
 
-@app.command(rich_help_panel="Look")
+@command(app, panel="Look")
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
@@ -295,7 +296,7 @@ def version() -> None:
     print(installed("driftline"))
 
 
-@config_app.command("check")
+@command(config_app, "check")
 def config_check(
     file: Annotated[
         Path | None, typer.Argument(help="Default: $DRIFTLINE_CONFIG, else ./driftline.yaml.")
@@ -311,7 +312,7 @@ def config_check(
     finish(check, name="config check", debug=False)
 
 
-@config_app.command("show")
+@command(config_app, "show")
 def config_show(
     file: Annotated[
         Path | None, typer.Argument(help="Default: $DRIFTLINE_CONFIG, else ./driftline.yaml.")
@@ -328,7 +329,7 @@ def config_show(
     finish(show, name="config show", debug=False)
 
 
-@config_app.command("docs")
+@command(config_app, "docs")
 def config_docs() -> None:
     """Print the reference of all settings (docs/settings.md)."""
 

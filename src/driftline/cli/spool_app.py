@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from driftline.cli.lazy_command import command
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, settings_of
 from driftline.cli.outcome import Level, finish, set_up_logging
 
@@ -34,7 +35,7 @@ def _disk(sdk: SdkSettings, folder: str | None) -> Disk:
     return FileDisk(place(folder or sdk.spool, os.environ))
 
 
-@spool_app.command()
+@command(spool_app)
 def status(
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per spool.")] = False,
@@ -53,7 +54,7 @@ def status(
     finish(show, name="spool status", debug=False)
 
 
-@spool_app.command()
+@command(spool_app)
 def send(
     run: OfRun = None,
     everything: Annotated[
@@ -91,7 +92,7 @@ def send(
     finish(go, name="spool send", debug=log_level is Level.DEBUG)
 
 
-@spool_app.command()
+@command(spool_app)
 def drop(
     run: OfRun = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

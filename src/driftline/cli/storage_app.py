@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from driftline.cli.lazy_command import command
 from driftline.cli.options import Bootstrap, Config, LogLevel, Prefix, Root, settings_of
 from driftline.cli.outcome import Level, finish, set_up_logging
 
@@ -19,7 +20,7 @@ Tables = Annotated[
 ]
 
 
-@storage_app.command()
+@command(storage_app)
 def check(
     quick: Annotated[
         bool, typer.Option("--quick", help="Open the files without reading them whole.")
@@ -44,7 +45,7 @@ def check(
     finish(go, name="storage check", debug=log_level is Level.DEBUG)
 
 
-@storage_app.command()
+@command(storage_app)
 def repair(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     restore: Annotated[
@@ -85,7 +86,7 @@ def repair(
     finish(go, name="storage repair", debug=log_level is Level.DEBUG)
 
 
-@storage_app.command()
+@command(storage_app)
 def compact(
     table: Tables = None,
     as_json: Json = False,
@@ -104,7 +105,7 @@ def compact(
     finish(go, name="storage compact", debug=log_level is Level.DEBUG)
 
 
-@storage_app.command()
+@command(storage_app)
 def vacuum(
     keep_hours: Annotated[
         int,
