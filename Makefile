@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test sim lint constraints clean
+.PHONY: help setup demo test sim mutants lint constraints clean
 SEEDS ?= 200
 TEST ?=
 
@@ -30,6 +30,9 @@ test: setup  ## run all tests
 
 sim: setup  ## simulate SEEDS=200 lives of the whole system, with every fault that has a name
 	@PYTHONPATH=tests/sim $(BIN)/python -m simulation --seeds $(SEEDS) $(SIM)
+
+mutants: setup  ## put known bugs into copies of the sources, one by one: a test must notice each
+	@$(BIN)/python tests/mutants/mutants.py $(MUTANTS)
 
 lint: setup  ## formatter, linter and types
 	$(BIN)/ruff format --check .
