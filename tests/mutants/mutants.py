@@ -227,7 +227,13 @@ def run_all(
     lists = list(dict.fromkeys(asked.values()))
     with ThreadPoolExecutor(jobs) as pool:
         print(f"{len(lists)} lists of tests without a bug, {len(chosen)} mutants", flush=True)
-        before = dict(zip(lists, pool.map(lambda each: run_unmutated(root, each), lists), strict=True))
+
+        def run_first(arguments: tuple[str, ...]) -> tuple[str, float]:
+            why, seconds = run_unmutated(root, arguments)
+            print(f"{why or 'passes':<11} {seconds:6.1f} s  {shlex.join(arguments)}", flush=True)
+            return why, seconds
+
+        before = dict(zip(lists, pool.map(run_first, lists), strict=True))
 
         def attempt(mutant: Mutant) -> Result:
             why, seconds = before[asked[mutant]]
