@@ -47,6 +47,7 @@ NOT_COPIED = (
 )
 LINKED = (".venv", ".cache")
 """Large and not changed by tests: the copy has links to them."""
+_RUNNING: set[subprocess.Popen[Any]] = set()
 TIMES_AS_LONG, PATIENCE_S = 5, 120
 """Tests that run so many times as long as without the bug, and so much longer, hang: that is noticed, too."""
 
@@ -159,12 +160,14 @@ def run_pytest(copy: Path, arguments: Sequence[str], limit_s: float | None = Non
         process = subprocess.Popen(
             command, cwd=copy, env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
+        _RUNNING.add(process)
         try:
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return Outcome(0, f"no test: they did not end in {limit_s:.0f} s", "", time.monotonic() - begun)
         finally:
             _end(process)
+            _RUNNING.discard(process)
         seconds = time.monotonic() - begun
         output.seek(0)
         last = " ".join(output.read().split("\n")[-12:])
@@ -233,8 +236,6 @@ def run_all(
             print(f"{why or 'passes':<11} {seconds:6.1f} s  {shlex.join(arguments)}", flush=True)
             return why, seconds
 
-        before = dict(zip(lists, pool.map(run_first, lists), strict=True))
-
         def attempt(mutant: Mutant) -> Result:
             why, seconds = before[asked[mutant]]
             if why:
@@ -248,7 +249,19 @@ def run_all(
             )
             return result
 
-        return list(pool.map(attempt, chosen))
+        try:
+            before = dict(zip(lists, pool.map(run_first, lists), strict=True))
+            return list(pool.map(attempt, chosen))
+        except KeyboardInterrupt:
+            _stop(pool)
+            raise
+
+
+def _stop(pool: ThreadPoolExecutor) -> None:
+    """Nothing begins any more, and what runs ends."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in list(_RUNNING):
+        _end(process)
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -318,4 +331,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, too
     sys.exit(main())
