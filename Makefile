@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Where a shell has this set, every process that a test starts would compile torch, Faust and the rest anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-rest test-all test-long test-times sim lint constraints clean
+.PHONY: help setup demo test test-rest test-all test-long test-times sim mutants lint constraints clean
 SEEDS ?= 200
 TEST ?=
 # More than cores: some tests wait for a broker while others compute.
@@ -50,6 +50,9 @@ test-times:  ## write what the last tests took to tests/durations.json and docs/
 
 sim: setup  ## simulate SEEDS=200 lives of the whole system, with every fault that has a name
 	@PYTHONPATH=tests/sim $(BIN)/python -m simulation --seeds $(SEEDS) $(SIM)
+
+mutants: setup  ## put known bugs into copies of the sources, one by one: a test must notice each
+	@$(BIN)/python tests/mutants/mutants.py $(MUTANTS)
 
 lint: setup  ## formatter, linter and types
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ from driftline.analysis import machine, terminal
 from driftline.analysis.answer import Answer
 from driftline.analysis.ask import ask
 from driftline.analysis.page import page_of
-from driftline.analysis.questions import QUESTIONS
+from driftline.analysis.questions import QUESTIONS, cost
 from driftline.cli.app import app
 from driftline.errors import BadData
 from driftline.storage.open import Catalog, open_catalog
@@ -313,3 +313,13 @@ def test_a_change_without_a_past_has_no_drivers(catalog: Catalog) -> None:
     _, answer = ask(catalog, QUESTIONS["drivers"], ["01a-first", "loss"], {"at": 2})
     assert answer.says[0] == "Looked at is loss at step 2."
     assert "No metric has enough points" in answer.says[1]
+
+
+@pytest.mark.parametrize(
+    ("hours", "says"),
+    [((1.0, 3.0), "b took 3 h, 2 h more than a."), ((3.0, 1.0), "b took 1 h, 2 h less than a.")],
+)
+def test_the_slower_run_is_said_to_have_taken_more_time(hours: tuple[float, float], says: str) -> None:
+    """What a change cost has the right sign."""
+    spent = {"hours_a": hours[0], "hours_b": hours[1], "money_a": None, "money_b": None}
+    assert cost._spent(spent, "a", "b") == says

@@ -77,6 +77,7 @@ BROKEN: list[tuple[str, Callable[[Path], None], str, str]] = [
     ("index missing", remove(INDEX), "incomplete", INDEX),
     ("index cut", cut(INDEX, 30), "incomplete", INDEX),
     ("file of the manifest missing", remove("config.json"), "incomplete", "config.json"),
+    ("file of the manifest cut", cut("config.json", -1), "incomplete", "config.json"),
     ("shard too long", append(SHARD3, b"more"), "unreadable", SHARD3),
     ("shard is no safetensors file", write(SHARD3, b"\xff" * 4000), "unreadable", SHARD3),
     ("only pickles", only_pickles, "unreadable", "save the weights as safetensors"),

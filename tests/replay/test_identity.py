@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from driftline import config, events, frames
+from driftline.cli.app import app
 from driftline.records import Framed, Output, OutputId, Record
 from driftline.replay import what_if
 from driftline.replay.player import Player
@@ -112,6 +114,21 @@ def test_a_row_that_is_not_as_it_was_is_named(log: Any, stored: Store) -> None:
     named = [d for d in proven(root).differences if d.table == "windows"]
     assert [(d.what, d.offset) for d in named] == [("other values", first["offset"][0].as_py())]
     assert named[0].columns == {"mean": (123.0, pytest.approx(named[0].columns["mean"][1]))}
+
+
+def test_the_exit_code_of_the_command_tells_whether_the_past_is_proven(
+    log: Any, store: Any, tmp_path: Path
+) -> None:
+    """0 where all that is stored came out again, 1 where a row is missing: scripts go by it."""
+    one = log()
+    one.train("a", range(40))
+    one.end("a")
+    made = Pipeline().step(beginning(Pipeline(), one.uuid, 0, one.records), one.records)
+    lost = next(output for output in made if output.topic == "windows")
+    whole = store(tmp_path / "whole", one)
+    lacking = store(tmp_path / "lacking", one, skip=lambda output: output.id == lost.id)
+    answers = [CliRunner().invoke(app, ["replay", "--root", str(root)]) for root in (whole, lacking)]
+    assert [answer.exit_code for answer in answers] == [0, 1], answers[0].output
 
 
 def test_a_column_that_earlier_versions_lacked_is_left_out_where_it_is_null_and_nowhere_else(

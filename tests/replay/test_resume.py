@@ -15,15 +15,18 @@ from typing import Any
 
 import pytest
 
+from driftline import events
 from driftline.config import AggregateSpec, PipelineConfig
 from driftline.errors import BadData, SettingsError, Unavailable
+from driftline.records import Output, OutputId
 from driftline.replay import checkpoint, playing
 from driftline.replay.checkpoint import Folder
+from driftline.replay.outputs import Outputs
 from driftline.replay.playing import Keep
-from driftline.replay.proof import Proof, prove
+from driftline.replay.proof import Proof, compared_columns, prove
 from driftline.storage.lake import Lake
 from driftline.storage.recorded import source as replay_source
-from driftline.storage.recorded.compare import Stored
+from driftline.storage.recorded.compare import OUTPUTS, Reach, Stored
 from driftline.storage.recorded.source import TableLog
 from driftline.streams import extensions
 
@@ -114,6 +117,29 @@ def test_a_replay_that_is_killed_again_and_again_gives_what_one_in_one_go_gives(
     assert kills > 4
     assert said(found) == wanted
     assert not (tmp_path / "kept").exists(), "nothing is left behind"
+
+
+def test_evaluations_that_were_asked_for_before_it_was_put_down_are_known_after(tmp_path: Path) -> None:
+    """What was requested before an interruption still counts as asked for, in the order of the log."""
+    asked = [
+        events.EvalRequested(
+            id=f"u/0/{at}/0",
+            request=f"q{at}",
+            run="a",
+            attempt=0,
+            suite=events.SuiteRef(name="sums", target="m:a"),
+            checkpoint=events.Checkpoint(digest="d", uri="/c", format="safetensors", step=at),
+            reason="steps",
+            time_us=at,
+        )
+        for at in range(3)
+    ]
+    columns = {name: compared_columns(name, False) for name in OUTPUTS}
+    first, then = (Outputs(tmp_path, [], columns) for _ in range(2))
+    made = [Output("evals", "a", events.encode(one), OutputId.parse(one.id)) for one in asked]
+    first.add(made, Reach("u", 0, 1, 9), cut=9)
+    then.take_up(first.put_down())
+    assert (then.earlier, then.requests) == (asked[:1], asked[1:])
 
 
 def _then(method: Any, after: Callable[..., None]) -> Any:

@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from driftline.errors import Unavailable
 from driftline.storage.compaction import layout, merging
 from driftline.storage.compaction import replacing as compaction
-from driftline.storage.compaction.plan import FULL_ROWS, JOB_BYTES, PERIOD_ROWS, Piece, next_job
+from driftline.storage.compaction.plan import FULL_ROWS, JOB_BYTES, PERIOD_ROWS, Piece, cuts, next_job
 from driftline.storage.lake import Lake
 from driftline.storage.open import open_catalog
 from driftline.storage.tables import TABLES, TableName
@@ -107,6 +107,21 @@ def in_order(table: pa.Table, columns: tuple[str, ...]) -> bool:
     places = [[(value is not None, value) for value in table.column(name).to_pylist()] for name in columns]
     rows = list(zip(*places, strict=True))
     return all(one <= next_one for one, next_one in itertools.pairwise(rows))
+
+
+@pytest.mark.parametrize(
+    ("rows_of_day", "begins"),
+    [
+        ({1: PERIOD_ROWS, 2: PERIOD_ROWS, 3: PERIOD_ROWS}, [2, 3]),
+        ({1: PERIOD_ROWS - 1, 2: 1, 3: 1, 4: PERIOD_ROWS}, [3]),
+        ({1: PERIOD_ROWS - 1, 2: PERIOD_ROWS, 3: 5, 4: 5}, [3]),
+    ],
+)
+def test_a_file_begins_with_a_whole_day_once_the_one_before_has_enough_rows(
+    rows_of_day: dict[int, int], begins: list[int]
+) -> None:
+    """No day lies in two files, so retention drops whole files."""
+    assert cuts(rows_of_day) == begins
 
 
 @pytest.mark.parametrize("name", ["samples", "log", "windows", "evals", "eval_items"])

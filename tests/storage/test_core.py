@@ -87,6 +87,21 @@ def test_marks_are_those_below_the_start_and_of_the_partitions_asked_for(writer:
         assert seen.items.new("l0", 0, 5) == ([0, 1] if 0 in starts else [0, 1, 2, 3, 4])
 
 
+def test_tables_without_rows_move_on_only_with_an_empty_commit(writer: Any, make: Any) -> None:
+    """Else the position of a table that gets no rows falls behind what its topic keeps, and looks lost."""
+    core = SinkCore(writer())
+    core.resume({TELEMETRY: 0})
+    core.take(TELEMETRY, [Record(0, 0, 0, make.frame(0, {"x": [1.0]}))])
+    list(core.commits())
+    after = writer()
+    assert {name: after.version(name, TELEMETRY.app) for name in FEEDS["telemetry"]} == dict.fromkeys(
+        FEEDS["telemetry"], -1
+    ) | {"samples": 0, "log": 0}
+    list(core.commits(empty=True))
+    after = writer()
+    assert {after.version(name, TELEMETRY.app) for name in FEEDS["telemetry"]} == {0}
+
+
 def test_a_deletion_by_another_refuses_the_next_append() -> None:
     root = MemoryRoot()
     lake = MemoryLake(root)

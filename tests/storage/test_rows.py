@@ -43,6 +43,16 @@ def test_a_frame_becomes_samples_and_one_line_of_the_log(make: Any) -> None:
     assert line["received"].timestamp() == 1.0
 
 
+def test_the_places_of_samples_count_from_each_frames_beginning(make: Any) -> None:
+    """A frame can be put together again from its rows, whatever it was stored with."""
+    rows = Rows()
+    feed(rows, *(make.frame(seq, {"loss": [1.0, 2.0], "acc": [0.5, 0.6]}, step=2 * seq) for seq in range(3)))
+    samples = rows.take()["samples"].select(["metric", "step", "offset", "ordinal"]).to_pylist()
+    assert sorted((row["offset"], row["ordinal"], row["metric"], row["step"]) for row in samples) == [
+        (seq, at, ("loss", "acc")[at % 2], 2 * seq + at // 2) for seq in range(3) for at in range(4)
+    ]
+
+
 def test_every_table_of_rows_has_the_columns_of_its_schema(make: Any) -> None:
     rows = Rows()
     saved = events.CheckpointSaved(

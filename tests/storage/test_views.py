@@ -54,6 +54,14 @@ def test_nan_is_counted_and_left_out_of_the_mean(store: Any, make: Any) -> None:
     ]
 
 
+def test_a_nan_of_one_rank_leaves_the_mean_of_the_others_as_it_is(store: Any, make: Any) -> None:
+    """The weight of what is not finite counts nowhere."""
+    for rank, (value, weight) in enumerate([(1.0, 1.0), (3.0, 3.0), (math.nan, 4.0), (math.inf, 8.0)]):
+        frame = make.frame(0, {"loss": [value]}, rank=rank, process=f"p{rank}", weight=np.array([weight]))
+        store.put("telemetry", frame)
+    assert store.ask("SELECT mean, n, nan, inf FROM curves") == [(2.5, 4, 1, 1)]
+
+
 def test_the_newest_attempt_wins_and_all_rows_stay(store: Any, make: Any) -> None:
     """Case 1: attempt 0 steps 0..212, attempt 1 from 200 to 220 with 0.5."""
     store.put("telemetry", make.frame(0, {"loss": [1 / (s + 1) for s in range(213)]}))
