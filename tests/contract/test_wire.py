@@ -46,6 +46,19 @@ def test_frame_without_weights_steps_or_rank() -> None:
     assert (after.step == frames.NO_STEP).all()
 
 
+def test_a_sample_without_a_weight_beside_others_with_one_has_weight_1() -> None:
+    """Other languages' clients may leave out some; both ways of reading agree."""
+    batch = pa.ipc.open_stream(frames.encode(frame())).read_next_batch()
+    some = pa.array([None, 2.0, 3.0, None, 5.0, 6.0], pa.float64())
+    batch = pa.record_batch([*batch.columns[:4], some], schema=batch.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    payload = sink.getvalue().to_pybytes()
+    for decoded in (frames.read(payload), frames.decode(payload), frames.decode(payload)):
+        assert decoded.weight.tolist() == [1.0, 2.0, 3.0, 1.0, 5.0, 6.0]
+
+
 def test_equal_frames_have_equal_bytes() -> None:
     assert frames.encode(frame()) == frames.encode(frame())
 

@@ -39,6 +39,8 @@ def both(only_or_config=None):
         ("too early to tell", series((10, 2.0), (1, 9.0), (50, 2.0)), [], []),
         ("two apart are two", series((100, 2.0), (1, 4.0), (28, 2.0), (1, 4.0), (30, 2.0)),
          ["open", "resolved"] * 2, []),
+        ("a long one hides no later one", series((100, 2.0), (20, 4.0), (8, 2.0), (1, 4.0), (30, 2.0)),
+         ["open", "resolved"] * 2, []),
         ("high at once, then back", series((100, 2.0), (1, 6.0), (1, 4.0), (1, 3.0), (1, 2.4), (60, 2.0)),
          ["open", "resolved"], []),
         ("climbs for three steps, then back", series((100, 2.0), (1, 4.0), (1, 5.0), (1, 6.0), (1, 4.9),

@@ -111,6 +111,20 @@ def test_after_any_failures_the_log_has_every_record_in_order(seed: int) -> None
     assert len(rig.outbox) == 0
 
 
+def test_a_record_that_is_refused_twice_and_then_taken_is_not_given_up() -> None:
+    """A broker that refuses for a moment (a permission, a full disk) costs no sample."""
+    rig = Rig()
+    rig.way.final_seqs.add(1)
+    rig.put(3)
+    for _ in range(2):
+        rig.turn()
+    rig.way.final_seqs.clear()
+    for _ in range(3):
+        rig.turn()
+    assert first_arrivals(rig.arrived) == [0, 1, 2]
+    assert (rig.counters["records_refused"], rig.counters["samples_delivered"]) == (0, 6)
+
+
 def test_a_record_that_the_broker_never_takes_is_given_up_after_three_tries() -> None:
     rig = Rig()
     rig.way.final_seqs.add(1)

@@ -13,7 +13,7 @@ import yaml
 
 from driftline import config
 from driftline.cli.app import app
-from driftline.connection import KafkaSettings
+from driftline.connection import KafkaSettings, with_secrets_of, without_secrets
 from driftline.errors import SettingsError
 from driftline.producers.plain import plain
 from driftline.settings import load
@@ -48,6 +48,16 @@ def test_settings_show_no_secret_however_they_are_shown(tmp_path: Path) -> None:
         config.encode(settings.pipeline).decode() + config.encode(settings.scheduler).decode(),
     ]
     assert [text for text in shown if SECRET in text] == []
+
+
+def test_settings_without_secrets_hold_none_and_get_them_back_from_those_of_the_place() -> None:
+    """What is sent to another process carries no password; there it is read again."""
+    whole = KafkaSettings(bootstrap="k:1", sasl_username="u", sasl_password=SECRET, ssl_key_password=SECRET)
+    bare = without_secrets(whole)
+    assert (bare.sasl_password, bare.ssl_key_password) == (None, None)
+    assert SECRET.encode() not in msgspec.msgpack.encode(bare)
+    assert (bare.bootstrap, bare.sasl_username) == ("k:1", "u")
+    assert with_secrets_of(bare, whole) == whole
 
 
 def test_a_secret_is_read_from_the_file_that_is_named_for_it(tmp_path: Path) -> None:

@@ -62,7 +62,11 @@ def test_a_size_written_is_read_back(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("64MiB", 1 << 26), ("2 GB", 2 * 10**9), (512, 512), ("512", 512), ("1.5kib", 1536)]
+    ("text", "size"),
+    [
+        *[("64MiB", 1 << 26), ("3 GiB", 3 << 30), ("1TiB", 1 << 40), ("1.5kib", 1536)],
+        *[("2 GB", 2 * 10**9), ("4mb", 4_000_000), ("3KB", 3_000), (512, 512), ("512", 512), ("7b", 7)],
+    ],
 )
 def test_sizes(text: object, size: int) -> None:
     assert units.size_bytes(text) == size

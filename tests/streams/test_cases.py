@@ -63,6 +63,15 @@ def test_case_25_membership_of_hopping_windows(log: Any) -> None:
     assert all(row["end"] - row["start"] == 10 * SECOND for row in log.rows())
 
 
+def test_steps_below_zero_lie_in_windows_of_their_own(log: Any) -> None:
+    """Panes are cut by floor division: step -1 belongs to [-2, 0), not to [0, 2)."""
+    log.configure(PipelineConfig(windows=[WindowSpec("step", 2, 2)]))
+    log.frame([("x", step, step + 5, float(step), 1.0) for step in range(-3, 3)])
+    log.event(events.ProcessEnded)
+    found = {row["start"]: (row["count"], row["mean"]) for row in log.rows(axis="step")}
+    assert found == {-4: (1, -3.0), -2: (2, -1.5), 0: (2, 0.5), 2: (1, 2.0)}
+
+
 def test_case_1_steps_that_go_back_in_a_new_attempt_are_windowed(log: Any) -> None:
     """A restart from step 200 makes a new attempt in which nothing is late; both keep all samples."""
     log.configure(PipelineConfig(windows=[WindowSpec("step", 1, 1)]))

@@ -105,6 +105,21 @@ def test_a_rate_counts_seconds_without_a_sample_as_0(log: Any) -> None:
     assert (stalled["count"], stalled["present"], stalled["expected"]) == (1, 0, 1)
 
 
+def test_a_rate_is_per_second_whatever_a_pane_is_wide(log: Any) -> None:
+    """Windows of 4 s every 2 s are made of panes of 2 s: 50 tokens in one are 25 a second."""
+    wide = [WindowSpec("time", 4 * SECOND, 2 * SECOND), WindowSpec("step", 1, 1)]
+    settings = msgspec.structs.replace(of("tokens", "rate"), windows=wide)
+    feed(log, settings, [("tokens", None, 2.1, 30.0, 1.0), ("tokens", None, 3.9, 20.0, 1.0)])
+    assert means(log, "time") == {0: 25.0, 2: 25.0}
+
+
+def test_a_ratio_is_multiplied_by_times_and_divided_by_over(log: Any) -> None:
+    """As FLOP per token times tokens over the peak gives a utilisation."""
+    rows = [("loss", 0, 1.0, 8.0, 1.0), ("lr", 0, 1.0, 2.0, 1.0)]
+    feed(log, of("loss", "ratio", per="lr", times=6.0, over=2.0), rows)
+    assert means(log, "step") == {0: 12.0}
+
+
 def test_a_rate_stays_0_while_its_process_lives_and_no_longer(log: Any) -> None:
     """Other metrics go on: the stall of this one is seen as it happens; what has ended counts no further."""
     settings = of("tokens", "rate")

@@ -326,3 +326,12 @@ def test_a_refused_configuration_is_for_the_workers_log_until_a_good_one_comes(l
     assert "windows" in notice
     log.configure(STEPS)
     assert log.pipeline.notices(log.state) == []
+
+
+def test_a_snapshot_that_says_something_else_than_was_written_is_refused(log) -> None:
+    """A changed byte may still be a readable state: the digest tells."""
+    pipeline = Pipeline()
+    data = pipeline.dump(pipeline.fresh("the-uuid", 0))
+    assert pipeline.load(data).topic_uuid == "the-uuid"
+    with pytest.raises(BadData, match="damaged"):
+        pipeline.load(data.replace(b"the-uuid", b"the-uuiD"))
