@@ -64,6 +64,7 @@ def first_offset(file: str) -> int:
         return int(min(opened.read(["offset"])["offset"].to_pylist()))
 
 
+@pytest.mark.long
 def test_what_lost_and_broken_objects_held_is_found_named_and_stored_again_exactly_once(
     stored: Written, make: Any
 ) -> None:
