@@ -41,7 +41,7 @@ test-rest: setup  ## run what only test-all adds: brokers that fail, long simula
 test-all: test test-rest  ## run all tests
 
 test-long:  ## run all tests for hours: 2,000 seeds of the simulation, 100 kills, 50 times the random examples
-	@DRIFTLINE_TESTS=long $(MAKE) --no-print-directory test-all
+	@DRIFTLINE_TEST_PROFILE=long $(MAKE) --no-print-directory test-all
 	@$(MAKE) --no-print-directory sim SEEDS=2000
 	@$(BIN)/python benchmarks/faults.py --kills 100
 

@@ -41,7 +41,7 @@ hypothesis.settings.register_profile("people", **_ANY_TIME)
 hypothesis.settings.register_profile("ci", derandomize=True, **_ANY_TIME)
 hypothesis.settings.register_profile("long", max_examples=5_000, **_ANY_TIME)
 hypothesis.settings.load_profile(
-    os.environ.get("DRIFTLINE_TESTS", "ci" if os.environ.get("CI") else "people")
+    os.environ.get("DRIFTLINE_TEST_PROFILE", "ci" if os.environ.get("CI") else "people")
 )
 
 # What tests spool goes to a folder of their own, never to that of the person who runs them.
