@@ -66,7 +66,12 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
     """Arguments of pytest."""
     form: str = "short"
-    """ "long": only tests that are slow, or need a real Kafka, notice."""
+    """ "short": tests of ``make test`` notice, and no others are asked; "long": only those of test-rest."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Marks that the list itself names win, since pytest takes the last."""
+        return ("-m", "not long", *self.tests) if self.form == "short" else self.tests
 
     @property
     def room(self) -> str:
@@ -226,7 +231,7 @@ def run_all(
     chosen: Sequence[Mutant], root: Path, *, jobs: int, tests: Sequence[str] | None = None
 ) -> list[Result]:
     """All results, in the order of the list; a line is printed for each as it comes."""
-    asked = {mutant: tuple(tests) if tests is not None else mutant.tests for mutant in chosen}
+    asked = {mutant: tuple(tests) if tests is not None else mutant.arguments for mutant in chosen}
     lists = list(dict.fromkeys(asked.values()))
     with ThreadPoolExecutor(jobs) as pool:
         print(f"{len(lists)} lists of tests without a bug, {len(chosen)} mutants", flush=True)

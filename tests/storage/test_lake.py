@@ -193,25 +193,18 @@ def test_a_commit_after_anothers_compaction_lands(store: Any, make: Any) -> None
     assert store.ask("SELECT count(*), sum(value) FROM samples") == [(5, 10.0)]
 
 
-def test_a_metric_that_shows_up_late_rewrites_nothing_and_slows_nothing(store: Any, make: Any) -> None:
+def test_a_metric_that_shows_up_late_rewrites_nothing(store: Any, make: Any) -> None:
     """Case 11, scaled: steps 0..49 {loss}, 50..99 {loss, kl}, a flush per step, compacted like the sink's."""
-    took = []
     digests: dict[str, str] = {}
     for step in range(100):
         values = {"loss": [1.0]} | ({"kl": [0.1]} if step >= 50 else {})
-        payload = make.frame(step, values, step=step)
-        began = time.process_time()
-        store.put("telemetry", payload)
-        took.append(time.process_time() - began)
+        store.put("telemetry", make.frame(step, values, step=step))
         if step == 49:
             digests = {file: _digest(file) for file in store.lake.files("samples")}
         for name in ("samples", "log"):
             store.lake.compact(name)
     assert digests
     assert {file: _digest(file) for file in digests} == digests
-    # The best of eleven, and a margin: what other guests of the machine do must not decide.
-    early, late = min(took[5:16]), min(took[85:96])
-    assert late < 2 * early + 0.05, (early, late)
     assert store.ask(
         "SELECT metric, count(*), min(step), count(value) FROM samples GROUP BY 1 ORDER BY 1"
     ) == [("kl", 50, 50, 50), ("loss", 100, 0, 100)]
