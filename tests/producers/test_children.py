@@ -373,8 +373,8 @@ def test_a_pickled_run_has_no_password_and_a_copy_is_the_run(sdk: Callable[..., 
 @pytest.mark.kafka
 @pytest.mark.xfail(
     strict=False,
-    reason="known fault: on a machine with six busy processes on two cores a child forked right after init is "
-    "not heard of in 2 of 5 runs (its end hangs in the SDK, or what it logged is lost)",
+    reason="known fault: beside six busy processes on two cores a child forked right after init is not heard "
+    "of in 2 of 5 runs (its end hangs in the SDK, or what it logged is lost)",
 )
 def test_forked_and_spawned_workers_of_a_run_on_kafka(tmp_path: Path, kafka: Any) -> None:
     """Case 15 with a producer that is connected when the forks happen, and one that is not yet."""
