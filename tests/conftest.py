@@ -156,11 +156,11 @@ def _unit(nodeid: str) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several processes: what takes longest comes first, so that none is left with it at the end."""
     seed = config.getoption("--shuffle")
+    order: dict[str, float] = {}
     if seed is not None:
-        order: dict[str, float] = dict.fromkeys(_unit(item.nodeid) for item in items)  # type: ignore[assignment]
-        at = list(range(len(order)))
-        random.Random(seed).shuffle(at)
-        order = dict(zip(order, at, strict=True))
+        units = list(dict.fromkeys(_unit(item.nodeid) for item in items))
+        random.Random(seed).shuffle(units)
+        order = {unit: at for at, unit in enumerate(units)}
     elif hasattr(config, "workerinput"):
         durations = json.loads((HERE / "durations.json").read_text())
         order = {name: -seconds for name, seconds in durations.items()}
@@ -226,7 +226,7 @@ def kafka(session_broker: SessionBroker) -> Iterator[Broker]:
     with contextlib.ExitStack() as stack:
         try:
             broker = stack.enter_context(session_broker("kafka"))
-        except (RuntimeError, load_support("jvm_kafka").CannotStart) as error:
+        except RuntimeError as error:
             _no_kafka(str(error))
         yield broker
 

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.mutants import mutants
+
 REPOSITORY = Path(__file__).parents[1]
-PROGRAM = REPOSITORY / "tests" / "mutants" / "mutants.py"
-
-
-def _loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("driftline_tests_mutants", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _loaded()
 ALL = mutants.read_list()
 
 

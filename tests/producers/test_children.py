@@ -373,6 +373,7 @@ def test_a_pickled_run_has_no_password_and_a_copy_is_the_run(sdk: Callable[..., 
 @pytest.mark.kafka
 @pytest.mark.xfail(
     strict=False,
+    raises=(TimeoutError, subprocess.TimeoutExpired),  # whatever else is wrong fails
     reason="known fault: beside six busy processes on two cores a child forked right after init is not heard "
     "of in 2 of 5 runs (its end hangs in the SDK, or what it logged is lost)",
 )
@@ -412,7 +413,8 @@ def _read(settings: KafkaSettings, ends: int) -> list[Any]:
     found: list[Any] = []
     until = time.monotonic() + 120
     while sum(isinstance(record, events.ProcessEnded) for record in found) < ends:
-        assert time.monotonic() < until, found
+        if time.monotonic() > until:
+            raise TimeoutError(f"not all of {ends} processes are heard of: {found}")
         for messages in consumer.poll(timeout_ms=200).values():
             found += [records.decode(message.value) for message in messages]
     consumer.close()

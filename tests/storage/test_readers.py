@@ -46,12 +46,12 @@ read = {
     "command": command,
     "plain": plain,
 }[kind]
-first = last = read()[0]
-while reads > 0 or last == first:  # until the table grew, however slowly
+seen = []
+while len(seen) < reads or seen[0] == seen[-1]:  # until the table grew, however slowly
     n, steps, frames = read()
     assert n == steps == 10 * frames, (n, steps, frames)
-    assert n >= last, (n, last)
-    last, reads = n, reads - 1
+    assert not seen or n >= seen[-1], (n, seen[-1])
+    seen.append(n)
 """
 
 

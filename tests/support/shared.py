@@ -49,7 +49,7 @@ class BrokerOnDemand:
         self._wanted, self._address = folder / f"{name}.wanted", folder / f"{name}.json"
         self._start = start
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="broker on demand")
+        self._thread = threading.Thread(target=self._serve, name="broker on demand", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
