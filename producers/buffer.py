@@ -71,6 +71,11 @@ class Outbox:
         return self._memory_samples + self.spooled_samples
 
     @property
+    def memory_samples(self) -> int:
+        """Of these, those in memory."""
+        return self._memory_samples
+
+    @property
     def spooled_samples(self) -> int:
         """Of these, those on disk."""
         return self._spool.samples if self._spool else 0

@@ -16,6 +16,7 @@ connection and the window, and send only while ours has nothing to send.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from driftline.clock import Clock
@@ -63,8 +64,10 @@ class Delivery:
         counters: Counters,
         notes: Notes,
         clock: Clock,
+        outside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._outbox, self._transport, self._notify = outbox, transport, notify
+        self._outside = outside
         self._counters, self._notes, self._clock = counters, notes, clock
         self._lanes = {0: _Lane(outbox, "samples_delivered", "dropped_broker")}
         self._lanes_made = 1
@@ -131,8 +134,10 @@ class Delivery:
             self._counters.add("records_sent")
 
     def _open(self, open_us: int) -> None:
+        trouble, self.trouble = self.trouble, self.trouble or "the connection was not made in time"
         try:
-            self._transport.open(timeout_us=open_us, notify=self._notify)
+            with self._outside():  # imports, names, connections: it may take longer than its time
+                self._transport.open(timeout_us=open_us, notify=self._notify)
         except Exception as error:  # noqa: BLE001  Unavailable, or the client cannot even be loaded: tried again later
             self._counters.add("connection_failures")
             self._try_open_us = self._clock.steady_us() + RETRY_US
@@ -155,6 +160,7 @@ class Delivery:
             )
             return
         self._counters.add("connections")
+        self.trouble = trouble
         self._failures = self._refused_us = 0
         self._notes.again("away")
         self._notes.again("refused us")
@@ -246,7 +252,8 @@ class Delivery:
 
     def _close(self) -> None:
         self._connected = False
-        self._transport.close(timeout_us=0)
+        with self._outside():
+            self._transport.close(timeout_us=0)
 
     def _judge(self) -> None:
         """Tells the outbox whether the broker is there."""

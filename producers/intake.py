@@ -58,6 +58,12 @@ class Intake:
         """Whether values on a device are awaited."""
         return bool(self._held or self._aside)
 
+    def abandon(self) -> int:
+        """Empties the queue. Returns the samples that were in it, or are held."""
+        left = [*self._queue, *self._held, *self._aside]
+        self._queue.clear()
+        return sum(map(samples_of, left))
+
     def give_up(self) -> None:
         """Drops what is still on a device, and hands on the rest."""
         for entry in [*self._held, *self._aside]:

@@ -253,6 +253,8 @@ class Run:
         if threading.current_thread() is not thread:
             left_us = self._deadline_us - time.monotonic_ns() // 1000
             thread.join(max(0, left_us) / 1e6 + 0.3)
+            if thread.is_alive():
+                worker.overtake()
         if first:
             self._say_undelivered()
 

@@ -13,9 +13,11 @@ a clock; at the end ``_finish`` and ``_leave``, or, for a kill, ``disk.die()``.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
@@ -44,10 +46,16 @@ from driftline.topics import DEFAULT_PREFIX
 
 DEVICE_POLL_US = 2_000
 NAME_CHARS_MAX = 1000
+OVERTAKE_US = 1_000_000
+"""So long may the thread be in the middle of something when the time to end is over."""
 LEAVE_US = 300_000
 """Of the time to end, what is kept for writing the rest to disk."""
 
 EndReason = Literal["finished", "exception", "signal"]
+
+
+class _Overtaken(BaseException):
+    """Ends the thread: another one has done the rest."""
 
 
 class Worker:
@@ -75,6 +83,9 @@ class Worker:
         self.broker = broker
         """Where records go, in words for people."""
         self._disk = disk
+        self._turn = threading.Lock()
+        """Free while the thread is in foreign code that may hang: whoever has it may touch what is here."""
+        self._turn.acquire()
         self.bell = Bell()
         self.outbox = Outbox(
             limit_bytes=settings.buffer_bytes,
@@ -87,6 +98,7 @@ class Worker:
             counters=counters,
             notes=notes,
             clock=clock,
+            outside=self._outside,
         )
         self.framer = Framer(
             run=started.run,
@@ -134,6 +146,7 @@ class Worker:
         self._end: tuple[EndReason, int] | None = None
         self.flushes_done = 0
         self.ended = False
+        self._accounted = self._overtaken = False
 
     # --- called from other threads: plain writes and the bell ------------------------------------------
 
@@ -154,13 +167,18 @@ class Worker:
 
     def run(self) -> None:
         """Until :meth:`end`; never raises."""
-        self._guarded(_warm_up)
-        self.begin()
-        while self._end is None:
-            self._guarded(self.round)
-            if self._end is None:
-                self.bell.wait(self._pause_us())
-        self.conclude()
+        try:
+            self._guarded(_warm_up)
+            self.begin()
+            while self._end is None:
+                self._guarded(self.round)
+                if self._end is None:
+                    self.bell.wait(self._pause_us())
+            self.conclude()
+        except _Overtaken:
+            self.delivery.close(timeout_us=0)
+        finally:
+            self._turn.release()
 
     def begin(self) -> None:
         """The first record."""
@@ -177,6 +195,40 @@ class Worker:
         )
         self._guarded(self._notes.write)
         self.ended = True
+
+    def overtake(self) -> None:
+        """On another thread, when the time to end is over and ours has not: everything is accounted for.
+
+        A client that takes its time to be imported or to connect is left to itself, and what it would have
+        sent goes to disk. If ours hangs elsewhere (a disk that does not answer), what is not on disk is lost,
+        and counted.
+        """
+        assert self._end is not None, "told to end"
+        reason = self._end[0]
+        if self._accounted:
+            return
+        if self._turn.acquire(timeout=OVERTAKE_US / 1e6):
+            if not self._accounted:
+                self._guarded(lambda: self._finish(reason, 0))
+                self._guarded(self._leave)
+                self._overtaken = self.ended = True
+            self._turn.release()
+        elif not self._accounted:
+            self._accounted = self._overtaken = self.ended = True
+            unframed = self._intake.abandon()
+            self._counters.add("samples_logged", unframed)
+            self._counters.add("dropped_end", unframed + self.framer.samples + self.outbox.memory_samples)
+            self._counters.add("samples_spooled", self.outbox.spooled_samples)
+
+    @contextmanager
+    def _outside(self) -> Iterator[None]:
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+            if self._overtaken:
+                raise _Overtaken
 
     def round(self) -> None:
         """One turn: drain, flush what is due, send, speak."""
@@ -203,6 +255,8 @@ class Worker:
         self._notes.write()
 
     def _guarded(self, action: Callable[[], None]) -> None:
+        if self._overtaken:
+            raise _Overtaken
         try:
             action()
         except Exception as error:  # noqa: BLE001  nothing may end this thread; counted and named
@@ -361,6 +415,7 @@ class Worker:
             self.recovery.close()
         self._counters.add("dropped_end", self.outbox.close())
         self._counters.add("samples_spooled", self.outbox.spooled_samples)
+        self._accounted = True
 
     @property
     def spooled_to(self) -> str:

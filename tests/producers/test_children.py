@@ -19,6 +19,8 @@ import pytest
 from driftline import events, frames, records
 from driftline.admin import ensure_topics
 from driftline.connection import KafkaSettings, kafka_python
+from driftline.producers.disk import FileDisk
+from driftline.producers.survey import survey
 from driftline.topics import partition_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
@@ -276,7 +278,9 @@ if __name__ == "__main__":
 
 def test_a_fork_while_the_sdks_threads_hold_locks_or_import(tmp_path: Path) -> None:
     """The child inherits every lock as it was; none of those that it needs may be a dead thread's."""
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(0.5)\nready = True\n")
+    (tmp_path / "slow.py").write_text(
+        "import logging, time\ntime.sleep(0.5)\nlogging.getLogger(__name__)\nready = True\n"
+    )
     done = program(
         tmp_path,
         """
@@ -318,6 +322,89 @@ if __name__ == "__main__":
 """,
     )
     done.check("one", "two", "parent")
+
+
+def test_a_fork_that_could_not_wait_for_an_import_imports_anew(tmp_path: Path) -> None:
+    """A client on a cold file system takes longer than a fork waits: the child forgets what was half made."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "__init__.py").write_text("from slow import part, late\nready = part.ready\n")
+    (tmp_path / "slow" / "part.py").write_text("ready = True\n")
+    (tmp_path / "slow" / "late.py").write_text("import time\ntime.sleep(3)\n")
+    done = program(
+        tmp_path,
+        """
+from driftline.producers import forks
+sys.path.insert(0, os.path.dirname(__file__))
+forks.IMPORT_WAIT_S = 0.2
+
+def importer():
+    with forks.importing():
+        import slow
+
+def work(run, name):
+    sys.modules["time"].sleep = lambda seconds: None
+    if name == "thread":
+        found = []
+        thread = threading.Thread(target=lambda: found.append(__import__("slow").ready))
+        thread.start(), thread.join(60)
+        assert found == [True], found
+    import slow
+    assert slow.ready and slow.part.ready
+    ten(run, name)
+
+if __name__ == "__main__":
+    run = start()
+    assert run.flush(60)
+    thread = threading.Thread(target=importer)
+    thread.start()
+    while "slow.late" not in sys.modules: time.sleep(0.01)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=work, args=(run, name)) for name in ("main", "thread")]
+    for worker in workers: worker.start()
+    assert thread.is_alive()
+    assert join(*workers) == [0, 0]
+    thread.join(60)
+    ten(run, "parent")
+""",
+    )
+    done.check("main", "thread", "parent")
+
+
+def test_a_client_that_is_imported_for_longer_than_there_is_time_to_end(tmp_path: Path) -> None:
+    """Nothing is lost in silence, in the process and in a child that is forked right after init."""
+    done = program(
+        tmp_path,
+        """
+class Cold:
+    def find_spec(self, name, path, target=None):
+        if name == "kafka": time.sleep(10)
+
+def law(run):
+    run.finish()
+    counts = run.counters()
+    assert counts == counts | {"samples_logged": 10, "samples_spooled": 10}, counts
+    return True
+
+def work(run):
+    ten(run, "child")
+    assert law(run)
+
+if __name__ == "__main__":
+    import socket
+    server = socket.create_server(("127.0.0.1", 0))
+    sys.argv[2] = f"127.0.0.1:{server.getsockname()[1]}"
+    sys.meta_path.insert(0, Cold())
+    run = start(transport=False, exit_us=1_000_000, spool=os.path.dirname(__file__) + "/spool")
+    ten(run, "parent")
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(run,))
+    worker.start()
+    assert law(run)
+    assert join(worker) == [0]
+""",
+    )
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("10 wait in") == 2
+    assert sum(standing.samples for standing in survey(FileDisk(tmp_path / "spool"))) == 20
 
 
 def test_a_child_without_a_broker_ends_in_half_the_time(tmp_path: Path) -> None:
@@ -371,12 +458,6 @@ def test_a_pickled_run_has_no_password_and_a_copy_is_the_run(sdk: Callable[..., 
 
 
 @pytest.mark.kafka
-@pytest.mark.xfail(
-    strict=False,
-    raises=(TimeoutError, subprocess.TimeoutExpired),  # whatever else is wrong fails
-    reason="known fault: beside six busy processes on two cores a child forked right after init is not heard "
-    "of in 2 of 5 runs (its end hangs in the SDK, or what it logged is lost)",
-)
 def test_forked_and_spawned_workers_of_a_run_on_kafka(tmp_path: Path, kafka: Any) -> None:
     """Case 15 with a producer that is connected when the forks happen, and one that is not yet."""
     settings = kafka.settings()

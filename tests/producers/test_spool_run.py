@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from driftline import events
+from driftline.producers import checkpoint
 from driftline.producers import spool as spool_module
 from driftline.producers.disk import FileDisk
 from driftline.producers.survey import survey
@@ -170,3 +172,80 @@ def test_the_trainer_waits_for_no_disk(sdk: Callable[..., Any], monkeypatch: pyt
     under_test.run.finish()
     assert time.monotonic() - before < 30
     assert sorted(taken)[int(len(taken) * 0.9)] < 0.5
+
+
+class Hanging(MemoryTransport):
+    """Opens when it may: a client that is imported from a cold disk, a name server that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may = threading.Event(), threading.Event()
+
+    def open(self, *, timeout_us: int, notify: Callable[[], None]) -> None:
+        self.begun.set()
+        assert self.may.wait(120)
+        super().open(timeout_us=timeout_us, notify=notify)
+
+
+@pytest.mark.parametrize("kept", ["samples_spooled", "dropped_end"])
+def test_a_client_that_hangs_when_the_time_to_end_is_over(
+    sdk: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, wait_for: Any, kept: str
+) -> None:
+    way = Hanging()
+    spool = {} if kept == "samples_spooled" else {"spool_bytes": 0}
+    first = sdk(way=way, exit_us=200_000, init={"run_id": "a"}, **spool)
+    log(first.run, 40)
+    assert way.begun.wait(60)
+    log(first.run, 10, first=40)
+    thread, begun = first.run._thread, time.monotonic()
+    first.run.finish()
+    assert time.monotonic() - begun < 30
+    assert adds_up(first.run)
+    assert first.run.counters()[kept] == 50
+    (line,) = [message for message in caplog.messages if "not delivered" in message]
+    assert "50 of 50 samples" in line
+    assert "the connection was not made in time" in line
+    first.run.finish()
+    way.may.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert way.log == []
+    assert adds_up(first.run)
+    if kept == "samples_spooled":
+        second = sdk(init={"run_id": "a"})
+        log(second.run, 1)
+        wait_for(lambda: second.run.counters().get("spool_recovered") == 50, 60)
+        dead = [record for record in second.records() if record.process == first.run.process]
+        assert isinstance(dead[-1], events.ProcessEnded)
+
+
+def test_a_disk_that_hangs_when_the_time_to_end_is_over(
+    sdk: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the thread has in hand cannot be touched: what is not on disk is lost, and counted."""
+    begun, may = threading.Event(), threading.Event()
+
+    def hangs(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        assert may.wait(120)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(checkpoint, "describe", hangs)
+    under_test = sdk(exit_us=200_000)
+    log(under_test.run, 5)
+    assert under_test.run.flush(60)
+    log(under_test.run, 3, first=5)
+    under_test.run.checkpoint(tmp_path)
+    log(under_test.run, 20, first=8)
+    assert begun.wait(60)
+    log(under_test.run, 30, first=28)
+    thread = under_test.run._thread
+    under_test.run.finish()
+    assert adds_up(under_test.run)
+    counts = under_test.run.counters()
+    assert counts["samples_logged"] == 58
+    assert counts["samples_delivered"] + counts["dropped_end"] == 58
+    assert counts["dropped_end"] >= 50
+    may.set()
+    thread.join(60)
+    assert not thread.is_alive()
