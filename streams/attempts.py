@@ -1,8 +1,8 @@
 """The state of a partition: runs, their attempts, the processes of each.
 
-An attempt is a property of a process, decided when it starts: a new one opens when a (role, rank) starts
-that the current attempt already has, or when a process rewinds the run; never because a step falls, never by
-the order in which frames arrive. Forked children join their parent's attempt and take no seat.
+An attempt is a restart of the run. It is a property of a process, decided by the starts of processes
+(:mod:`.restarts`) and by rewinds; never because a step falls, never by the order in which records arrive.
+Forked children join their parent's attempt and take no seat.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Process:
     host: str = ""
     started_us: int | None = None
     """When it started, by its own clock."""
+    heard_us: int = 0
+    """Time of its first record in the log."""
     seq: int = -1
     """Highest sequence number seen: what is not above it is a duplicate."""
     last_seen_us: int = 0
@@ -97,6 +99,10 @@ class Attempt:
         self.rewound_to: int | None = None
         self.seats: dict[str, str] = {}
         """ "role/rank" -> process; see :meth:`sit`."""
+        self.taken_over: dict[str, str] = {}
+        """Seats that were taken over -> who had them before, "" if nobody had."""
+        self.hints: dict[str, int] = {}
+        """Restart count by role, of whoever was heard first."""
         self.lively = 0
         """Number of a process that was alive when that was last asked: where to look first."""
         self.processes: list[str] = []
@@ -192,14 +198,26 @@ class Attempt:
         """A process takes a seat, unless another has it."""
         if seat is not None and seat not in self.seats:
             self.seats[seat] = process
-            role = seat.rpartition("/")[0]
+            role = role_of(seat)
             self._seated[role] = self._seated.get(role, 0) + 1
+
+    def stand_up(self, seat: str) -> None:
+        """Who has a seat leaves it to the one that had it before."""
+        before = self.taken_over.pop(seat, None)
+        if before:
+            self.seats[seat] = before
+        elif self.seats.pop(seat, None) is not None:
+            self._seated[role_of(seat)] -= 1
+
+    def seated(self, role: str) -> int:
+        """How many seats of a role there are."""
+        return self._seated.get(role, 0)
 
     def awaited(self, now_us: int, grace_us: int) -> int:
         """Ranks of the announced world that have not started, as long as that may be."""
         if self.world_size is None or now_us >= self.started_us + grace_us:
             return 0
-        return max(0, self.world_size - self._seated.get(self.world_role, 0))
+        return max(0, self.world_size - self.seated(self.world_role))
 
     def presence(self, axis: AxisState, now_us: int, grace_us: int) -> Presence:
         return Presence.of(axis.watermark, self.awaited(now_us, grace_us))
@@ -278,6 +296,7 @@ class Remembered(msgspec.Struct):
     triggers: object
     axes: dict[Axis, AxisEnd]
     processes: dict[str, Place]
+    hints: dict[str, int] = {}
 
 
 @dataclass(slots=True)
@@ -307,6 +326,10 @@ class PartitionState:
 
     def count(self, what: str, by: int = 1) -> None:
         self.counters[what] = self.counters.get(what, 0) + by
+
+
+def role_of(seat: str) -> str:
+    return seat.rpartition("/")[0]
 
 
 def seat_of(role: str, rank: int | None) -> str | None:

@@ -8,7 +8,7 @@ from driftline import config as configuration
 from driftline import derivations, events
 from driftline.config import PipelineConfig
 from driftline.errors import SettingsError
-from driftline.streams import derived, extensions, memory
+from driftline.streams import derived, extensions, restarts
 from driftline.streams.attempts import (
     AXES,
     Attempt,
@@ -16,6 +16,7 @@ from driftline.streams.attempts import (
     PartitionState,
     Process,
     Run,
+    role_of,
     seat_of,
 )
 from driftline.streams.closing import MAX_FACTS, Closing, Moment, close
@@ -56,11 +57,12 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
     process = join(run, attempt, event.process)
     process.rank, process.role, process.host = event.rank, event.role, event.host
     process.child = bool(event.parent)
-    if seat is not None:
-        attempt.sit(seat, event.process)
-        _learn_world(moment, attempt, event)
     process.started_us = event.time_us
     counts(moment, process, event.seq)
+    if seat is not None:
+        higher = restarts.counts_higher(attempt, event)
+        _gone(moment, restarts.take(run, attempt, seat, process, counts_more=higher), event.process)
+        _learn_world(moment, attempt, event)
     if attempt.number == run.current:
         run.ended = False
     _tell_joined(moment, event, attempt.number)
@@ -69,24 +71,78 @@ def started(moment: Moment, event: events.ProcessStarted, make: Factories) -> No
 def _attempt_for(
     moment: Moment, event: events.ProcessStarted, seat: str | None, make: Factories
 ) -> Attempt | None:
-    """The attempt that a process starts in; None for one of an older launch that has none any more.
+    """The attempt that a process starts in, by :mod:`.restarts`; None for one of an older launch.
 
     A spool can bring a start long after it happened, and after a newer launch: that opens no attempt.
     """
-    run = moment.run
+    run, slack_us = moment.run, moment.state.config.start_grace_us
     parent = run.processes.get(event.parent) if event.parent else None
     if parent is not None:
         return None if parent.stray else run.attempts.get(parent.attempt, run.attempt)
-    for number in sorted(run.attempts, reverse=True):
-        attempt = run.attempts[number]
-        holder = None if seat is None else attempt.seats.get(seat)
-        if holder is None or holder == event.process:
+    newest, start = run.attempt, restarts.Start(event.time_us, run.now_us)
+    found = restarts.place(run, event, seat, slack_us)
+    if isinstance(found, restarts.Opens):
+        return _restart(moment, newest, event, found.why, make)
+    taken = found is newest and seat is not None and newest.seats.get(seat, event.process) != event.process
+    if taken and restarts.most_are_anew(run, newest, seat or "", start, slack_us):
+        why = f"rank {event.rank} ({event.role}) started again, as most had"
+        holder = run.processes.get(newest.seats[seat or ""])
+        attempt = _restart(moment, newest, event, why, make)
+        if holder is None or (holder.started_us or 0) <= event.time_us:
             return attempt
-        if not memory.older_launch(run, holder, event.time_us, moment.state.config.start_grace_us):
-            if number < run.current:
-                break
-            return _next_attempt(moment, f"rank {event.rank} ({event.role}) started again", make)
-    return None
+        _move(moment, holder, attempt)  # the one that is heard late had the seat before
+    return found
+
+
+def _restart(
+    moment: Moment, before: Attempt, event: events.ProcessStarted, why: str, make: Factories
+) -> Attempt:
+    """The next attempt, with those who took over seats in the same restart; peers of before are gone."""
+    run = moment.run
+    attempt = _next_attempt(moment, why, make)
+    start, slack_us = restarts.Start(event.time_us, run.now_us), moment.state.config.start_grace_us
+    for process in restarts.came_together(run, before, start, slack_us):
+        if process.attempt == before.number:
+            _move(moment, process, attempt)
+    for seat, name in before.seats.items():
+        if restarts.leads(before, role_of(seat)):
+            _gone(moment, run.processes.get(name), event.process)
+    return attempt
+
+
+def _move(moment: Moment, process: Process, attempt: Attempt) -> None:
+    """A process that took over a seat turns out to be of the next attempt, from its first record on."""
+    run = moment.run
+    before = run.attempts[process.attempt]
+    seat = seat_of(process.role, process.rank)
+    if seat is not None:
+        before.stand_up(seat)
+    _change_attempt(run, process, attempt)
+    _tell_moved(moment, process, "the run started again, and it was first")
+
+
+def _change_attempt(run: Run, process: Process, attempt: Attempt) -> None:
+    if process.attempt in run.attempts:
+        run.attempts[process.attempt].leave(process.number)
+    process.attempt, process.number = attempt.number, attempt.join(process.name, run.now_us)
+    if process.ended:
+        attempt.leave(process.number)
+    process.maps.clear()
+    attempt.finished = False
+    seat = seat_of(process.role, process.rank)
+    if seat is not None and not process.child:
+        attempt.sit(seat, process.name)
+
+
+def _gone(moment: Moment, process: Process | None, for_whom: str) -> None:
+    """Another one has its seat: nobody waits for it, unless it is heard again."""
+    if process is None or process.ended or process.parked:
+        return
+    process.ended = True
+    attempt = moment.run.attempts[process.attempt]
+    attempt.leave(process.number)
+    text = f"process {process.name} (rank {process.rank}) is gone: {for_whom} started in its place"
+    tell(moment, attempt, "process_left", text, process=process.name, rank=process.rank)
 
 
 def _stray(moment: Moment, event: events.ProcessStarted) -> None:
@@ -117,19 +173,38 @@ def _tell_joined(moment: Moment, event: events.ProcessStarted, attempt: int, how
     )
 
 
+def _tell_moved(moment: Moment, process: Process, how: str) -> None:
+    tell(
+        moment,
+        moment.run.attempts[process.attempt],
+        "process_joined",
+        f"process {process.name} ({process.role} rank {process.rank}) is of this attempt: {how}",
+        process=process.name,
+        rank=process.rank,
+        detail={"role": process.role, "host": process.host},
+    )
+
+
 def _learn_world(moment: Moment, attempt: Attempt, event: events.ProcessStarted) -> None:
-    if event.world_size is None or attempt.world_size is not None:
+    """The world is that of the trainers where there are any, else of whoever is heard first."""
+    if event.restart_hint is not None:
+        attempt.hints.setdefault(event.role, event.restart_hint)
+    known = attempt.world_size is not None
+    if event.world_size is None or (
+        known and (event.role != restarts.TRAINER or attempt.world_role == event.role)
+    ):
         return
     attempt.world_size, attempt.world_role = event.world_size, event.role
     before = moment.run.attempts.get(attempt.number - 1)
-    if before is not None and before.world_size not in (None, event.world_size):
-        tell(
-            moment,
-            attempt,
-            "world_changed",
-            f"{before.world_size} to {event.world_size}",
-            detail={"before": before.world_size, "after": event.world_size},
-        )
+    if before is None or before.world_role != event.role or before.world_size == event.world_size:
+        return
+    tell(
+        moment,
+        attempt,
+        "world_changed",
+        f"{before.world_size} to {event.world_size}",
+        detail={"before": before.world_size, "after": event.world_size},
+    )
 
 
 def _next_attempt(moment: Moment, why: str, make: Factories) -> Attempt:
@@ -142,20 +217,21 @@ def _next_attempt(moment: Moment, why: str, make: Factories) -> Attempt:
 
 
 def rewound(moment: Moment, event: events.RunRewound, process: Process, make: Factories) -> None:
-    """The process goes on in the attempt that this rewind opens; its peers follow with their own."""
+    """The process goes on in the attempt that this rewind opens; its peers follow with their own.
+
+    A peer that is behind takes one rewind after the other, in whatever order the ranks are heard.
+    """
     run = moment.run
-    if not (process.attempt < run.current and run.attempt.rewound_to == event.step):
-        world = run.attempt.world_size, run.attempt.world_role
+    later = [a for at, a in sorted(run.attempts.items()) if at > process.attempt and a.rewound_to is not None]
+    same = [attempt for attempt in later if attempt.rewound_to == event.step]
+    attempt = next(iter(same or later), None)
+    if attempt is None:
+        world = run.attempt.world_size, run.attempt.world_role, dict(run.attempt.hints)
         attempt = _next_attempt(moment, f"rewound to step {event.step}", make)
         attempt.rewound_to = event.step
-        attempt.world_size, attempt.world_role = world
-    attempt = run.attempt
-    if process.attempt in run.attempts:
-        run.attempts[process.attempt].leave(process.number)
-    process.attempt, process.number = attempt.number, attempt.join(process.name, run.now_us)
-    process.maps.clear()
-    attempt.finished = False
-    attempt.sit(seat_of(process.role, process.rank), process.name)
+        attempt.world_size, attempt.world_role, attempt.hints = world
+    _change_attempt(run, process, attempt)
+    _tell_moved(moment, process, f"rewound to step {event.step}")
 
 
 def ended(moment: Moment, process: Process, config: PipelineConfig) -> None:

@@ -50,6 +50,7 @@ def remember(state: PartitionState, run: Run) -> None:
         started_us=attempt.started_us,
         world_size=attempt.world_size,
         world_role=attempt.world_role,
+        hints=attempt.hints,
         triggers=run.triggers.dump(),
         axes={name: _end_of(attempt.axes[name]) for name in AXES},
         processes={
@@ -68,6 +69,7 @@ def revive(state: PartitionState, name: str, now_us: int, make: Factories) -> Ru
     run = Run(name, now_us, now_us, triggers, current=known.current, ended=True, title=known.title)
     attempt = Attempt(known.current, known.started_us, make.detection(state.config), state.config)
     attempt.world_size, attempt.world_role = known.world_size, known.world_role
+    attempt.hints = dict(known.hints)
     attempt.finished = attempt.grace_over = True
     for axis in AXES:
         _restore(attempt.axes[axis], known.axes[axis])
@@ -171,14 +173,3 @@ def _restore(axis: AxisState, end: AxisEnd) -> None:
     axis.watermark.value = end.watermark
     out = {(size, every): until for size, every, until in end.out}
     axis.out = [out.get((spec.size, spec.every)) for spec in axis.plan.specs]
-
-
-def older_launch(run: Run, holder: str, started_us: int, slack_us: int) -> bool:
-    """Whether who is heard of now started, by its clock, well before the holder of its seat, and now."""
-    known = run.processes.get(holder)
-    return (
-        known is not None
-        and known.started_us is not None
-        and started_us < known.started_us - slack_us
-        and started_us < run.now_us - slack_us
-    )

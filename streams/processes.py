@@ -115,6 +115,7 @@ def reseat(run: Run, process: Process) -> bool:
 def join(run: Run, attempt: Attempt, name: str) -> Process:
     """Makes a process of the attempt."""
     process = Process(name, attempt.number, attempt.join(name, run.now_us), last_seen_us=run.now_us)
+    process.heard_us = run.now_us
     run.processes[name] = process
     attempt.finished = False
     return process

@@ -44,6 +44,7 @@ _PROCESS = (
     "ended",
     "idle",
     "started_us",
+    "heard_us",
     "parked",
     "stray",
     "child",
@@ -142,7 +143,17 @@ def _load_run(plain: dict[str, Any], config: PipelineConfig, make: Factories) ->
     return run
 
 
-_ATTEMPT = ("world_size", "world_role", "rewound_to", "processes", "left", "finished", "grace_over")
+_ATTEMPT = (
+    "world_size",
+    "world_role",
+    "hints",
+    "taken_over",
+    "rewound_to",
+    "processes",
+    "left",
+    "finished",
+    "grace_over",
+)
 
 
 def _dump_attempt(attempt: Attempt) -> dict[str, Any]:

@@ -34,7 +34,8 @@ def tick_run(moment: Moment, config: PipelineConfig, hole_us: int) -> None:
             _grace(moment, attempt, config)
         tell_late(moment, attempt)
     attempt = run.attempt
-    if not attempt.finished or fell_silent(run, attempt):  # silence is still watched: that is an alert
+    # Silence is still watched when an attempt is over: that is an alert; so are those of older attempts.
+    if any(not some.finished or fell_silent(run, some) for some in reversed(run.attempts.values())):
         moment.alerts(attempt, attempt.detection.tick(run.now_us, _Watched(run)))
 
 
@@ -95,7 +96,7 @@ class _Watched(Watched):
             self._made = [
                 Liveness(p.name, p.rank, p.role, p.host, p.last_seen_us, p.last_step, p.ended)
                 for _, p in sorted(run.processes.items())
-                if p.attempt == run.current and not p.parked and not p.child
+                if not p.parked and not p.child
             ]
         return self._made
 

@@ -94,6 +94,7 @@ class Process:
         self.attempt, self.rank, self.seen = attempt, rank, now
         self.role, self.host, self.seq = "trainer", "", -1
         self.started: int | None = None
+        self.heard, self.child = now, False
         self.ended = self.idle = self.parked = self.stray = self.ahead = False
 
 
@@ -103,6 +104,8 @@ class Attempt:
         self.rewound: int | None = None
         self.gone = False
         self.seats: dict[str, str] = {}
+        self.taken: dict[str, str] = {}  # seats that were taken over: who had them before
+        self.hints: dict[str, int] = {}
         self.members: list[str] = []
         self.left: set[str] = set()
         self.part: dict[tuple[str, str], set[str]] = {}
@@ -207,65 +210,180 @@ class Naive:
                 self.lives(event.process)
                 process.role, process.host = event.role, event.host
             return
-        number = len(self.attempts) - 1
-        if event.parent in self.processes:
-            number = self.processes[event.parent].attempt
         seat = None if event.parent or event.rank is None else f"{event.role}/{event.rank}"
-        found = self.home(event, number, seat)
-        if found is None:
+        number = self.home(event, seat)
+        if number is None:
             process = Process(max(0, len(self.attempts) - 2), event.rank, self.now)
             self.processes[event.process] = process
             process.role, process.host, process.seq = event.role, event.host, event.seq
             process.started, process.parked, process.stray = event.time_us, True, True
             self.last = max(self.last, self.now)
             return
-        number = found
         process = self.join(event.process, number, event.rank)
         process.role, process.host, process.seq = event.role, event.host, event.seq
-        process.started = event.time_us
+        process.started, process.child = event.time_us, bool(event.parent)
         self.last = max(self.last, self.now)
         if seat is not None:
             attempt = self.attempts[number]
-            attempt.seats[seat] = event.process
-            if attempt.world is None and event.world_size is not None:
+            fresh = seat not in attempt.seats and self.counts_more(attempt, event)
+            self.sit(number, seat, event.process)
+            if fresh:
+                attempt.taken[seat] = ""
+            if event.restart_hint is not None:
+                attempt.hints.setdefault(event.role, event.restart_hint)
+            leads = event.role == "trainer" and attempt.world_role != "trainer"
+            if event.world_size is not None and (attempt.world is None or leads):
                 attempt.world, attempt.world_role = event.world_size, event.role
 
-    def home(self, event: events.ProcessStarted, number: int, seat: str | None) -> int | None:
+    def sit(self, number: int, seat: str, name: str) -> None:
+        seats, taken = self.attempts[number].seats, self.attempts[number].taken
+        if seat not in seats:
+            seats[seat] = name
+            before = [a.seats[seat] for a in self.attempts[:number] if not a.gone and seat in a.seats]
+            if before:
+                self.replaced(before[-1])
+        elif self.began(seats[seat]) > self.began(name):
+            taken.setdefault(seat, name)
+            self.replaced(name)
+        else:
+            taken[seat], seats[seat] = seats[seat], name
+            self.replaced(taken[seat])
+
+    def replaced(self, name: str) -> None:
+        process = self.processes[name]
+        if not process.ended and not process.parked:
+            process.ended = True
+            self.leave(self.attempts[process.attempt], name)
+
+    def began(self, name: str) -> tuple[int, int]:
+        process = self.processes[name]
+        return (-(10**30) if process.started is None else process.started, process.heard)
+
+    def home(self, event: events.ProcessStarted, seat: str | None) -> int | None:
         """The attempt of a new process, None for one of an older launch that is heard of only now."""
+        last = len(self.attempts) - 1
         if event.parent in self.processes:
             parent = self.processes[event.parent]
             gone = self.attempts[parent.attempt].gone
-            return None if parent.stray else len(self.attempts) - 1 if gone else number
+            return None if parent.stray else last if gone else parent.attempt
+        if self.anew(event, seat):
+            return self.restart(event)
+        if seat is None:
+            return last
+        there = [at for at in range(last, -1, -1) if not self.attempts[at].gone]
+        fits = [at for at in there if not self.differs(self.attempts[at], event)]
+        free = [at for at in fits if self.attempts[at].seats.get(seat, event.process) == event.process]
+        if free:
+            role, hint = event.role, event.restart_hint
+            other = [at for at in free if self.attempts[at].hints.get(role, hint) != hint]
+            return min(free, key=lambda at: (at in other, abs(event.time_us - self.attempts[at].started)))
         slack = self.config.start_grace_us
-        for at in range(len(self.attempts) - 1, -1, -1):
-            if self.attempts[at].gone:
-                continue
-            holder = self.processes.get(self.attempts[at].seats.get(seat or "", ""))
-            if seat not in self.attempts[at].seats or self.attempts[at].seats[seat] == event.process:
-                return at
+        for at in fits:
+            holder = self.processes[self.attempts[at].seats[seat]]
             late = event.time_us < self.now - slack
-            if not (late and holder and holder.started and event.time_us < holder.started - slack):
-                if at < len(self.attempts) - 1:
-                    return None
-                self.attempts.append(Attempt(self.config, self.now))
-                return at + 1
+            if late and holder.started is not None and event.time_us < holder.started - slack:
+                continue
+            if at == last and self.most(event, seat):
+                made = self.restart(event)
+                if (holder.started or 0) <= event.time_us:
+                    return made
+                self.move_to(self.attempts[at].seats[seat], made)
+            return at
         return None
 
-    def rewound(self, event: events.RunRewound, process: Process) -> None:
-        if not (process.attempt < len(self.attempts) - 1 and self.attempts[-1].rewound == event.step):
-            last = self.attempts[-1]
-            self.attempts.append(Attempt(self.config, self.now))
-            self.attempts[-1].rewound = event.step
-            self.attempts[-1].world, self.attempts[-1].world_role = last.world, last.world_role
-        self.leave(self.attempts[process.attempt], event.process)
-        process.attempt = len(self.attempts) - 1
+    def leads(self, attempt: Attempt, role: str) -> bool:
+        return role == "trainer" or not any(seat.startswith("trainer/") for seat in attempt.seats)
+
+    def differs(self, attempt: Attempt, event: events.ProcessStarted) -> bool:
+        worlds = {event.world_size, attempt.world} if attempt.world_role == event.role else set()
+        if len(worlds - {None}) == 2:
+            return True
+        return f"{event.role}/{event.rank}" in attempt.seats and self.counts_more(attempt, event)
+
+    def counts_more(self, attempt: Attempt, event: events.ProcessStarted) -> bool:
+        known, hint = attempt.hints.get(event.role), event.restart_hint
+        return None not in (known, hint) and hint > known and self.leads(attempt, event.role)
+
+    def anew(self, event: events.ProcessStarted, seat: str | None) -> bool:
+        newest = self.attempts[-1]
+        if event.time_us <= newest.started or not self.leads(newest, event.role):
+            return False
+        if seat is not None and self.differs(newest, event):
+            return True
+        awaits = newest.world is None or newest.awaited(self.now, self.config.start_grace_us)
+        if seat is not None and seat not in newest.seats and awaits:
+            return False
+        inside = [p for p in self.processes.values() if self.attempts[p.attempt] is newest and not p.child]
+        inside = [p for p in inside if not p.stray]
+        left = all(p.ended or p.parked or (seat is None and p.idle) for p in inside)
+        return bool(inside) and left and max(p.seen for p in inside) < event.time_us
+
+    def most(self, event: events.ProcessStarted, seat: str) -> bool:
+        """Whether most seats that count were taken over together, this one included."""
         attempt = self.attempts[-1]
-        attempt.members.append(event.process)
+        count = [some for some in attempt.seats if self.leads(attempt, some.rpartition("/")[0])]
+        together = {*self.together(event), seat}
+        return 2 * sum(some in together for some in count) > len(count)
+
+    def together(self, event: events.ProcessStarted) -> list[str]:
+        attempt, slack = self.attempts[-1], self.config.start_grace_us
+        found, reached = [], [(event.time_us, self.now)]
+        while reached:
+            at = reached.pop()
+            for seat in attempt.taken:
+                began = self.began(attempt.seats[seat])
+                near = any(abs(mine - other) <= slack for mine, other in zip(at, began, strict=True))
+                if near and seat not in found:
+                    found.append(seat)
+                    reached.append(began)
+        return sorted(found, key=lambda seat: (self.began(attempt.seats[seat]), seat))
+
+    def restart(self, event: events.ProcessStarted) -> int:
+        before, number = self.attempts[-1], len(self.attempts)
+        together = self.together(event)
+        self.attempts.append(Attempt(self.config, self.now))
+        for seat in together:
+            if self.attempts[self.processes[before.seats[seat]].attempt] is before:
+                self.move_to(before.seats[seat], number)
+        for seat, name in before.seats.items():
+            if self.leads(before, seat.rpartition("/")[0]):
+                self.replaced(name)
+        return number
+
+    def move_to(self, name: str, number: int) -> None:
+        process = self.processes[name]
+        before, seat = self.attempts[process.attempt], f"{process.role}/{process.rank}"
+        earlier = before.taken.pop(seat, "")
+        if earlier:
+            before.seats[seat] = earlier
+        else:
+            before.seats.pop(seat, None)
+        self.change(name, number)
+
+    def change(self, name: str, number: int) -> None:
+        process, attempt = self.processes[name], self.attempts[number]
+        self.leave(self.attempts[process.attempt], name)
+        process.attempt = number
+        attempt.members.append(name)
         attempt.finished = False
         for axis in attempt.axes.values():
-            axis.moved[event.process] = self.now
-        if process.rank is not None:
-            attempt.seats.setdefault(f"{process.role}/{process.rank}", event.process)
+            axis.moved[name] = self.now
+        if process.ended:
+            self.leave(attempt, name)
+        if process.rank is not None and not process.child:
+            attempt.seats.setdefault(f"{process.role}/{process.rank}", name)
+
+    def rewound(self, event: events.RunRewound, process: Process) -> None:
+        later = range(process.attempt + 1, len(self.attempts))
+        later = [at for at in later if self.attempts[at].rewound is not None and not self.attempts[at].gone]
+        same = [at for at in later if self.attempts[at].rewound == event.step]
+        if not later:
+            last = self.attempts[-1]
+            self.attempts.append(Attempt(self.config, self.now))
+            made = self.attempts[-1]
+            made.rewound = event.step
+            made.world, made.world_role, made.hints = last.world, last.world_role, dict(last.hints)
+        self.change(event.process, (same or later or [len(self.attempts) - 1])[0])
 
     def leave(self, attempt: Attempt, name: str) -> None:
         attempt.left.add(name)
@@ -911,8 +1029,32 @@ def make_log(
     for run in runs:
         for generation in range(2 if restart and chance.random() < 0.5 else 1):
             _one_attempt(chance, put, run, generation, base, ranks, seconds, end=end)
+        apart = random.Random(f"{seed} {run}")
+        for number in range(apart.choice([0, 0, 1, 1, 2, ranks]) if restart else 0):
+            begin = base + apart.randrange(2, seconds) * 1_000_000
+            _one_seat(apart, put, f"{run}s{number}", run, begin, number, ranks)
     log.sort()
     return [Record(0, offset, at // 1000, value) for offset, (at, _, value) in enumerate(log)]
+
+
+def _one_seat(
+    chance: random.Random, put: Any, process: str, run: str, begin: int, rank: int, ranks: int
+) -> None:
+    """A seat starts again, perhaps as part of a restart of the run, perhaps heard late."""
+    started = events.ProcessStarted(
+        run=run,
+        process=process,
+        seq=0,
+        time_us=begin - chance.choice([0, 0, 5_000_000, 90_000_000]),
+        rank=rank,
+        world_size=chance.choice([None, ranks, ranks, ranks + 1]),
+        restart_hint=chance.choice([None, 0, 1]),
+        role=chance.choice(["trainer", "trainer", "rollout"]),
+    )
+    put(begin, events.encode(started))
+    for seq in range(1, 6):
+        now = begin + seq * 700_000
+        put(now, _some_frame(chance, run, process, seq, rank, seq, now, NAMES))
 
 
 def _one_attempt(

@@ -1,8 +1,8 @@
 """Instants, and which attempt of its run each sample belongs to.
 
-That is the pipeline's word: the fact that its process joined one, and after each ``run.rewind`` of the
-process the attempt that was the newest then, each from its place in the log on; 0 where there is no such
-fact.
+That is the pipeline's word, the facts that its process joined one: with a ``run.rewind`` of the process from
+that place in the log on, else from its first record on (where a process turned out to be of a later attempt,
+the later fact counts); 0 where there is no such fact.
 """
 
 from __future__ import annotations
@@ -21,20 +21,16 @@ _ATTEMPTS = View(
     "attempts",
     "one stretch of the log in which a process belonged to an attempt: [from_offset, until_offset)",
     """
-    WITH said AS (
-        SELECT run, process, topic_uuid, "offset", attempt FROM facts
-        WHERE process IS NOT NULL AND what IN ('run_started', 'attempt_started', 'process_joined')
-        UNION ALL
-        SELECT r.run, r.process, r.topic_uuid, r."offset", max(f.attempt)
-        FROM process_events AS r JOIN facts AS f
-          ON f.run = r.run AND f.topic_uuid = r.topic_uuid AND f."partition" = r."partition"
-          AND f.what = 'attempt_started' AND f."offset" <= r."offset"
-        WHERE r.event = 'rewound' GROUP BY ALL)
-    SELECT run, process, topic_uuid, attempt,
-        CASE WHEN lag("offset") OVER w IS NULL THEN 0 ELSE "offset" END AS from_offset,
-        coalesce(lead("offset") OVER w, 9223372036854775807) AS until_offset
-    FROM (SELECT run, process, topic_uuid, "offset", max(attempt) AS attempt FROM said GROUP BY ALL)
-    WINDOW w AS (PARTITION BY run, process, topic_uuid ORDER BY "offset")
+    WITH joined AS (
+        SELECT f.run, f.process, f.topic_uuid, f.attempt, coalesce(r."offset", 0) AS from_offset
+        FROM facts AS f LEFT JOIN (FROM process_events WHERE event = 'rewound') AS r
+          ON r.run = f.run AND r.process = f.process AND r.topic_uuid = f.topic_uuid
+          AND r."offset" = f."offset"
+        WHERE f.process IS NOT NULL AND f.what = 'process_joined')
+    SELECT run, process, topic_uuid, max(attempt) AS attempt, from_offset,
+        coalesce(lead(from_offset) OVER (PARTITION BY run, process, topic_uuid ORDER BY from_offset),
+            9223372036854775807) AS until_offset
+    FROM joined GROUP BY run, process, topic_uuid, from_offset
     """,
     "SELECT process, attempt, from_offset FROM attempts WHERE run = '01k4-digits' ORDER BY process",
 )

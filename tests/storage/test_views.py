@@ -89,11 +89,26 @@ def test_after_a_rewind_a_process_belongs_to_the_new_attempt_from_there_on(store
         put += [events.encode(rewound), make.frame(2, {"loss": [2.0]}, step=1, process=process)]
     store.put("telemetry", *put)
     store.put("facts", *[make.fact(at, process=f"p{at}", what="process_joined") for at in (0, 1)])
-    store.put("facts", make.fact(2, attempt=1, what="attempt_started"))
+    for offset, process in ((2, "p0"), (4, "p1")):
+        store.put("facts", make.fact(offset, 1, process=process, attempt=1, what="process_joined"))
     assert store.ask("SELECT step, attempt, mean, n FROM curves ORDER BY 1") == [
         (0, 0, 1.0, 2),
         (1, 1, 2.0, 2),
         (2, 0, 1.0, 2),
+    ]
+
+
+def test_whoever_turns_out_to_be_of_a_later_attempt_was_so_from_its_first_record_on(
+    store: Any, make: Any
+) -> None:
+    """A rank starts again and logs; then the others do, and the pipeline says that the run started again."""
+    put = [make.frame(0, {"loss": [1.0, 1.0]}, process="p0"), make.frame(0, {"loss": [3.0]}, process="new")]
+    store.put("telemetry", *put)
+    for offset, process, attempt in ((0, "p0", 0), (1, "new", 0), (9, "new", 1)):
+        store.put("facts", make.fact(offset, process=process, attempt=attempt, what="process_joined"))
+    assert store.ask("SELECT step, attempt, mean, n FROM curves ORDER BY 1") == [
+        (0, 1, 3.0, 1),
+        (1, 0, 1.0, 1),
     ]
 
 

@@ -56,7 +56,7 @@ def test_any_cut_of_the_log_gives_the_same_bytes(any_cut: Any, naive: ModuleType
     assert len(whole) > 20
 
 
-@pytest.mark.parametrize("seed", [1, 4, 6, 7])
+@pytest.mark.parametrize("seed", [1, 6, 7, 13])
 def test_a_small_bound_on_open_panes_agrees(
     log: Any, naive: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,7 +208,8 @@ def test_after_a_rewind_the_steps_that_were_left_are_lost_without_downtime(table
     where = {"topic_uuid": tables.uuid, "partition": 0, "offset": tables.next_offset()}
     rewound = {"run": "r", "process": "p", "event": "rewound", "step": 2, "time": tables.t0 + 5_000_000}
     tables.add("processes", [rewound | where])
-    told = {"run": "r", "attempt": 1, "what": "attempt_started", "ordinal": 0, "time": tables.t0 + 5_000_000}
+    told = {"run": "r", "attempt": 1, "what": "process_joined", "ordinal": 0, "time": tables.t0 + 5_000_000}
+    told["process"] = "p"
     tables.add("facts", [told | where])
     tables.samples("r", "p", [("loss", step, 7.0 + 2 * (step - 2), 1.0) for step in (2, 3)])
     found = {name: us / 1e6 for name, us in ledger(tables).items() if us}
