@@ -153,6 +153,19 @@ def test_seats_that_start_again_one_by_one_over_days_are_no_restart(silent: Any)
     assert set(told(log).values()) == {0}
 
 
+@pytest.mark.parametrize("size", [None, 1, 6])
+def test_workers_may_all_be_replaced_or_more_while_the_trainers_go_on(silent: Any, size: int | None) -> None:
+    log = silent.log(Pipeline(silent, silent))
+    for start in world("a", 0, 0, 2):
+        begin(log, start)
+    for generation in range(3):
+        for rank in range(4 + generation):
+            name, at_s = f"w{generation}{rank}", 5.0 + 30 * generation + rank / 8
+            world_size = None if size is None else size + generation
+            begin(log, Start(name, rank, at_s, 0, world_size, generation, role="rollout"))
+    assert set(told(log).values()) == {0}
+
+
 @pytest.mark.parametrize("size", [None, 3])
 def test_ranks_that_run_one_after_the_other_are_one_attempt(silent: Any, size: int | None) -> None:
     log = silent.log(Pipeline(silent, silent))
