@@ -134,6 +134,34 @@ def test_a_seat_that_starts_again_is_no_restart_of_the_run(
     assert "new started in its place" in left.text
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lives=st.lists(st.one_of(st.integers(1, 6), st.tuples(st.integers(0, 5))), min_size=1, max_size=8),
+    data=st.data(),
+)
+def test_a_life_of_elastic_restarts_and_seats_that_start_again(
+    silent: Any, lives: list[int | tuple[int]], data: st.DataObject
+) -> None:
+    """A number: a launch of so many ranks, heard in any order. (n,): the n-th seat starts again."""
+    log = silent.log(Pipeline(silent, silent))
+    size, attempt, wanted = 3, 0, {}
+    for start in world("first", 0, 0, size):
+        begin(log, start)
+        wanted[start.process] = 0
+    for number, life in enumerate(lives, 1):
+        at_s = 200.0 * number
+        if isinstance(life, int):
+            size, attempt = life, attempt + 1
+            starts = data.draw(st.permutations(world(f"l{number}-", at_s, attempt, size)))
+        else:
+            attempt += size == 1  # the only seat is the run
+            starts = [Start(f"s{number}", life[0] % size, at_s, attempt, size)]
+        for start in starts:
+            begin(log, start, heard_s=at_s + 2)
+            wanted[start.process] = attempt
+    assert told(log) == wanted
+
+
 def test_a_seat_that_starts_again_may_be_heard_before_who_had_it(silent: Any) -> None:
     log = silent.log(Pipeline(silent, silent))
     for start in (Start("a0", 0, 0, 0, 4), Start("b1", 1, 12, 0, 4), Start("a1", 1, 0, 0, 4)):

@@ -261,6 +261,7 @@ class Training:
         self._launch(ranks, 0)
 
     def _launch(self, ranks: int, step: int) -> None:
+        self._world_size = ranks
         self.ranks = [Rank(self._world, self, rank, ranks, step) for rank in range(ranks)]
         self.all += self.ranks
 
@@ -273,14 +274,13 @@ class Training:
         self._soon(1_500_000, lambda: self._launch(ranks, step))
 
     def died(self, rank: Rank) -> None:
-        """A rank was killed by itself: its successor takes its place."""
+        """A rank was killed by itself: its successor takes its place in the same world."""
         if rank not in self.ranks:
             return
         self.ranks.remove(rank)
 
         def again() -> None:
-            size = len(self.ranks) + 1
-            successor = Rank(self._world, self, rank.rank, size, max(0, rank.step - 5))
+            successor = Rank(self._world, self, rank.rank, self._world_size, max(0, rank.step - 5))
             self.ranks.append(successor)
             self.all.append(successor)
 
