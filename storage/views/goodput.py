@@ -42,7 +42,8 @@ _ORDER = ", ".join(f"('{name}', '{says}', {at})" for at, (name, says) in enumera
 
 _RUN_STRETCHES = View(
     "run_stretches",
-    "one attempt of a run as its lead tells it: the lowest rank that logged steps, by its own clock",
+    "one attempt of a run as its lead tells it, by its own clock: the lowest rank that logged steps and was "
+    "there all the time",
     """
     TABLE
     WITH strangers AS (
@@ -69,11 +70,13 @@ _RUN_STRETCHES = View(
             e.started_us, e.ended_us, e.outcome
         FROM joined AS j FULL JOIN events AS e ON e.process = j.process
         FULL JOIN stepped AS s ON s.process = coalesce(j.process, e.process)),
+    seated AS (
+        SELECT k.*, count(*) OVER (PARTITION BY k.attempt, k.rank) > 1 AS taken_over
+        FROM known AS k WHERE k.process NOT IN (SELECT o.process FROM strangers AS o)),
     led AS (
         SELECT k.*, lead(k.attempt) OVER (PARTITION BY k.process ORDER BY k.attempt) IS NOT NULL AS goes_on
-        FROM known AS k WHERE k.process NOT IN (SELECT o.process FROM strangers AS o)
-        QUALIFY row_number() OVER (
-            PARTITION BY k.attempt ORDER BY k.stepped DESC, k.rank NULLS LAST, k.process) = 1),
+        FROM seated AS k QUALIFY row_number() OVER (
+            PARTITION BY k.attempt ORDER BY k.stepped DESC, k.taken_over, k.rank NULLS LAST, k.process) = 1),
     ends AS (
         SELECT s.attempt, arg_min(epoch_us(s.time), (s."offset", s.ordinal)) AS first_us,
             arg_max(epoch_us(s.time), (s."offset", s.ordinal)) AS last_us

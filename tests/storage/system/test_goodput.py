@@ -173,9 +173,11 @@ def test_the_ledger_adds_up_with_no_negative_entry_whatever_the_clocks(tables: A
     assert tables.rows(f"SELECT DISTINCT {by_step} FROM step_times('r')") == [(0,)]
 
 
-def steps_of(tables: Any, process: str, ends: dict[int, float], attempt: int = 0, at: int = 0) -> None:
-    tables.process("r", process, attempt=attempt, at=at)
-    tables.samples("r", process, [("loss", step, end, 1.0) for step, end in ends.items()])
+def steps_of(
+    tables: Any, process: str, ends: dict[int, float], attempt: int = 0, at: int = 0, rank: int = 0
+) -> None:
+    tables.process("r", process, attempt=attempt, at=at, rank=rank)
+    tables.samples("r", process, [("loss", step, end, 1.0) for step, end in ends.items()], rank=rank)
 
 
 def test_one_sample_of_a_clock_that_jumped_a_day_ahead_moves_nothing(tables: Any) -> None:
@@ -214,6 +216,14 @@ def test_after_a_rewind_the_steps_that_were_left_are_lost_without_downtime(table
     tables.samples("r", "p", [("loss", step, 7.0 + 2 * (step - 2), 1.0) for step in (2, 3)])
     found = {name: us / 1e6 for name, us in ledger(tables).items() if us}
     assert found == {"start-up": 3.0, "productive": 3.0, "redone": 3.0}
+
+
+def test_a_rank_that_is_replaced_while_the_others_go_on_does_not_lead(tables: Any) -> None:
+    """Rank 0 dies after step 1 and another one goes on in its place: steps 0..3, 4 s, nothing is lost."""
+    for process, rank, steps in (("p0", 0, (0, 1)), ("new", 0, (2, 3)), ("p1", 1, (0, 1, 2, 3))):
+        steps_of(tables, process, {step: 1.0 + step for step in steps}, rank=rank)
+    (row,) = tables.dicts("FROM goodput('r')")
+    assert (row["wall_seconds"], row["steps"]) == (4.0, 4)
 
 
 def test_an_attempt_that_made_no_step_is_all_start_up(tables: Any) -> None:
