@@ -67,6 +67,7 @@ class Process:
         with self._process.stderr as lines:
             for line in lines:
                 self.lines.append(line.rstrip())
+                print(f"{self._process.pid}: {line.rstrip()}", file=sys.stderr)  # shown where a test fails
 
     @property
     def share(self) -> str | None:
