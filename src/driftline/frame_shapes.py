@@ -15,16 +15,17 @@ Whatever is not so is left to Arrow. What is remembered changes the time of deco
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from driftline.arrow_stream import Message, end_of_metadata, ends_at
+
 MAX_REMEMBERED_BYTES = 16 << 20
 MAX_REMEMBERED = 4_096
-_PREFIX = struct.Struct("<Ii")
-_CONTINUES = 0xFFFFFFFF
 _KEYS = {b"format", b"run", b"process", b"rank", b"seq", b"counters"}
 
 
@@ -99,11 +100,11 @@ class Shapes:
 
     def find(self, payload: bytes) -> Parts | None:
         """The parts of a payload, if all its shapes are known."""
-        start = _end_of_metadata(payload, 0)
+        start = end_of_metadata(payload, 0)
         meta = self._texts(payload, start)
         if meta is None:
             return None
-        end = _end_of_metadata(payload, start)
+        end = end_of_metadata(payload, start)
         size = self._dictionary_sizes.get(payload[start:end])
         if size is None:
             return None
@@ -111,32 +112,36 @@ class Shapes:
         if names is None:
             return None
         start += size
-        batch = self._batches.get(payload[start : _end_of_metadata(payload, start)])
-        if batch is None or len(payload) < start + batch.size:
+        batch = self._batches.get(payload[start : end_of_metadata(payload, start)])
+        if batch is None or not ends_at(payload, start + batch.size):
             return None
         return Parts(meta, names, start, batch)
 
     def learn(
-        self, payload: bytes, meta: dict[bytes, bytes], batch: pa.RecordBatch, names: list[str]
+        self,
+        payload: bytes,
+        places: Sequence[Message],
+        meta: dict[bytes, bytes],
+        batch: pa.RecordBatch,
+        names: list[str],
     ) -> None:
-        """Remembers the shape of a payload that Arrow read, and that is valid."""
+        """Remembers the shape of a payload that Arrow read: valid, and just these three messages."""
         if not meta.keys() <= _KEYS or not batch.num_rows:
             return
         self._make_room(len(payload))
-        start = _end_of_metadata(payload, 0)
-        self._make_template(meta, start)
-        if self._texts(payload, start) is None:
+        schema, dictionary, rows = places
+        self._make_template(meta, schema.end)
+        if self._texts(payload, schema.end) is None:
             return  # another writer, whose dictionary may have another number
-        end = _end_of_metadata(payload, start)
-        dictionary = _message_size(payload, start)
-        second = start + dictionary
-        columns = _columns(payload, second, batch)
+        columns = _columns(payload, rows.start, batch)
         if columns is None:
             return
-        self._dictionary_sizes[payload[start:end]] = dictionary
-        self._names[payload[start:second]] = names
-        found = Batch(batch.num_rows, _message_size(payload, second), columns)
-        self._batches[payload[second : _end_of_metadata(payload, second)]] = found
+        self._dictionary_sizes[payload[dictionary.start : dictionary.body]] = (
+            dictionary.end - dictionary.start
+        )
+        self._names[payload[dictionary.start : dictionary.end]] = names
+        found = Batch(batch.num_rows, rows.end - rows.start, columns)
+        self._batches[payload[rows.start : rows.body]] = found
 
     def _texts(self, payload: bytes, size: int) -> dict[bytes, bytes] | None:
         known = self._templates.get(size, [])
@@ -164,21 +169,6 @@ class Shapes:
 def _schema_message(schema: pa.Schema, meta: dict[bytes, bytes]) -> bytes:
     message: bytes = schema.with_metadata(meta).serialize().to_pybytes()
     return message
-
-
-def _end_of_metadata(payload: bytes, start: int) -> int:
-    """Where the metadata of the message at ``start`` ends; ``start`` where none begins there."""
-    if len(payload) < start + 8:
-        return start
-    marker, size = _PREFIX.unpack_from(payload, start)
-    return start + 8 + size if marker == _CONTINUES and size > 0 else start
-
-
-def _message_size(payload: bytes, start: int) -> int:
-    """Bytes of the message at ``start`` with its body, as Arrow reads it."""
-    message = pa.ipc.read_message(pa.py_buffer(payload).slice(start))
-    body = message.body
-    return _end_of_metadata(payload, start) - start + (0 if body is None else body.size)
 
 
 def _columns(payload: bytes, start: int, batch: pa.RecordBatch) -> tuple[Column, ...] | None:

@@ -1,6 +1,6 @@
 """The metric frame: many samples of one process in one Kafka record. The only module that knows its bytes.
 
-One Arrow IPC stream holding one record batch::
+One Arrow IPC stream of exactly three messages, schema, dictionary and record batch::
 
     metric   dictionary<int16, utf8>    name of the metric, any characters, at most 600 bytes of UTF-8
     step     int64, nullable            training step, null if the sample belongs to none
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from driftline.arrow_stream import read_batch
 from driftline.errors import BadRecord
 from driftline.frame_shapes import Column, Parts, Shapes, bits_set, no_bits
 
@@ -41,6 +42,7 @@ _FIELDS = [
     pa.field("weight", pa.float64()),
 ]
 SCHEMA = pa.schema(_FIELDS)
+_MESSAGES = ("schema", "dictionary", "record batch")
 _SHAPES = Shapes(SCHEMA)
 _RANK_MAX, _SEQ_MAX = 2**31 - 1, 2**63 - 1
 _INT16, _INT64, _FLOAT64 = (np.dtype(kind) for kind in ("i2", "i8", "f8"))
@@ -161,19 +163,12 @@ def _all(count: int, default: float) -> npt.NDArray[Any]:
 def read(payload: bytes) -> Frame:
     """The same as :func:`decode`, by Arrow alone, whatever was seen before; several times slower."""
     try:
-        reader = pa.ipc.open_stream(payload)
-        schema = reader.schema
-        batch = reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
+        schema = pa.ipc.open_stream(payload).schema
+    except (pa.ArrowException, OSError) as error:
         raise BadRecord(f"not an Arrow IPC stream with one record batch: {error}") from error
     if not schema.equals(SCHEMA):
         raise BadRecord(f"frame has other columns than format {FORMAT}: {_columns_of(schema)}")
-    try:
-        batch.validate(full=True)  # what points outside of its buffers would end the process by a signal
-    except pa.ArrowException as error:
-        raise BadRecord(
-            f"frame is damaged, or refers to a metric name that it does not carry: {error}"
-        ) from error
+    places, batch = read_batch(payload, _MESSAGES)
     meta = schema.metadata or {}
     metric, step, time_us, value, weight = batch.columns
     try:
@@ -186,7 +181,7 @@ def read(payload: bytes) -> Frame:
         raise BadRecord(f"frame metadata incomplete or broken: {error!r}") from error
     frame = _checked(meta, names, *columns)
     _check_names(names)
-    _SHAPES.learn(payload, meta, batch, names)
+    _SHAPES.learn(payload, places, meta, batch, names)
     return frame
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from driftline.arrow_stream import has_nulls, read_batch
 from driftline.errors import BadRecord
 from driftline.records import OutputId
 
@@ -71,16 +72,16 @@ def _array(column: Any, kind: pa.DataType) -> pa.Array:
 
 def decode(payload: bytes) -> tuple[OutputId, pa.RecordBatch]:
     """The output id and the rows. Raises BadRecord."""
+    _, batch = read_batch(payload, ("schema", "record batch"))
+    meta = batch.schema.metadata or {}
     try:
-        reader = pa.ipc.open_stream(payload)
-        schema, batch = reader.schema, reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
-        raise BadRecord(f"not an Arrow IPC stream of windows: {error}") from error
-    if not schema.metadata or b"id" not in schema.metadata:
-        raise BadRecord("windows have no id")
-    if not schema.equals(SCHEMA):
+        made = OutputId.parse(meta[b"id"].decode())
         batch = _grown(batch)
-    return OutputId.parse(schema.metadata[b"id"].decode()), batch.replace_schema_metadata(None)
+    except (KeyError, UnicodeDecodeError) as error:
+        raise BadRecord(f"windows have no id, or names that are not UTF-8: {error!r}") from error
+    if (column := has_nulls(batch, SCHEMA)) is not None:
+        raise BadRecord(f"windows have a null in column {column!r}, which allows none")
+    return made, batch
 
 
 def _grown(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from driftline import frame_shapes, frames
+from driftline import arrow_stream, frame_shapes, frames
 from driftline.errors import BadRecord
 
 
@@ -120,18 +120,72 @@ def test_an_index_without_a_name_is_refused_in_a_frame_of_a_known_shape(warm: fr
             np.array([0, 1, 2] * 3, "<i2").tobytes(), np.array([0, 1, index] * 3, "<i2").tobytes()
         )
         assert wrong != payload
-        with pytest.raises(BadRecord, match="metric name that it does not carry"):
+        with pytest.raises(BadRecord, match="name that it does not carry"):
             frames.decode(wrong)
 
 
 def messages(payload: bytes) -> list[bytes]:
-    """The messages of an Arrow stream, each with its body, without the end mark."""
+    """The messages of a stream, without the mark of its end."""
     found, at = [], 0
-    while len(payload) - at > 8:
-        size = frame_shapes._message_size(payload, at)
-        found.append(payload[at : at + size])
-        at += size
+    while payload[at:] not in (b"", arrow_stream.END):
+        body = pa.ipc.read_message(pa.py_buffer(payload).slice(at)).body
+        end = arrow_stream.end_of_metadata(payload, at) + (0 if body is None else body.size)
+        found.append(payload[at:end])
+        at = end
     return found
+
+
+def changing_dictionaries(emit_deltas: bool) -> list[bytes]:
+    """Messages of a stream that replaces its dictionary, or adds to it, before the second batch."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=emit_deltas)
+    first = pa.ipc.open_stream(frames.encode(frame(1))).read_next_batch()
+    with pa.ipc.new_stream(sink, first.schema, options=options) as writer:
+        writer.write_batch(first)
+        names = pa.array(["loss", "reward", "größe", "acc"] if emit_deltas else ["acc", "loss", "reward"])
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 3, pa.int16()), names)
+        writer.write_batch(pa.record_batch([column, *first.columns[1:]], schema=first.schema))
+    return messages(sink.getvalue().to_pybytes())
+
+
+def test_a_dictionary_that_is_replaced_before_the_batch_teaches_nothing(warm: frame_shapes.Shapes) -> None:
+    """F1: B's frame holds A's dictionary, then another one; A's next frame is read with A's names."""
+    schema, first, _, second, batch = changing_dictionaries(emit_deltas=False)
+    with pytest.raises(BadRecord, match="record batch belongs"):
+        frames.decode(schema + first + second + batch)
+    assert frames.decode(frames.encode(frame(1))).names == ["loss", "reward", "größe"]
+    assert frames.decode(schema + second + batch).names == ["acc", "loss", "reward"]
+    assert frames.decode(frames.encode(frame(1))).names == ["loss", "reward", "größe"]
+
+
+PIECES = [
+    *messages(frames.encode(frame(1))),
+    *messages(frames.encode(frame(2, names=["reward", "loss", "acc"]))),
+    *messages(frames.encode(frame(3, weight=np.ones(9), counters=""))),
+    *changing_dictionaries(emit_deltas=False),
+    *changing_dictionaries(emit_deltas=True),
+    b"",
+    arrow_stream.END,
+    arrow_stream.END[:4],
+    b"garbage.",
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(streams=st.lists(st.lists(st.sampled_from(PIECES), max_size=5), min_size=1, max_size=6))
+def test_any_messages_in_any_order_mean_the_same_whatever_was_read_before(
+    warm: frame_shapes.Shapes, streams: list[list[bytes]]
+) -> None:
+    """Order, repetition and kind of messages; the decoder that remembers, and one that never saw anything."""
+    for kind in (PIECES[:3], PIECES[3:6], PIECES[6:9]):
+        frames.decode(b"".join(kind))
+    for stream in streams:
+        payload = b"".join(stream)
+        remembering = outcome(frames.decode, payload)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(frames, "_SHAPES", frame_shapes.Shapes(frames.SCHEMA))
+            assert outcome(frames.read, payload) == remembering
+        assert isinstance(remembering, str) or len(stream) - stream.count(b"") in (3, 4)
 
 
 def test_a_dictionary_of_another_number_is_not_mistaken_for_a_known_one(warm: frame_shapes.Shapes) -> None:
