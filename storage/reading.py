@@ -18,7 +18,7 @@ from driftline import admin, handshake
 from driftline.clock import SECOND_US, Clock
 from driftline.connection import KafkaSettings, kafka_python, opened
 from driftline.errors import Unavailable
-from driftline.records import Record
+from driftline.records import Record, received
 from driftline.storage.core import Spot
 from driftline.storage.foresight import Unread
 from driftline.storage.tables import FEEDS
@@ -88,7 +88,7 @@ class Reader:
             self.check()
         for place, found in polled.items():
             self._unproven.setdefault(self._spots[place], []).extend(
-                Record(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found
+                received(raw.partition, raw.offset, raw.timestamp, raw.value) for raw in found
             )
         if not self._held or (now - self._proven_us < PROVE_US and self._held < _POLL_RECORDS):
             return {}

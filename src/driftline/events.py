@@ -40,6 +40,7 @@ Number: TypeAlias = float | Literal["NaN", "Infinity", "-Infinity"]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """JSON's integers have no bound; what is kept in arrays, tables and snapshots has one."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Id = Annotated[str, msgspec.Meta(max_length=256)]
 """Names of runs, processes, evaluators and the like: they are repeated in every output."""
 Severity = Literal["info", "warn", "error", "page"]
@@ -153,7 +154,7 @@ class FileEntry(msgspec.Struct, frozen=True, array_like=True):
     """One file of a checkpoint: path relative to the checkpoint, size in bytes."""
 
     path: str
-    size: Int64
+    size: Size
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,14 +169,18 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileEntry] = []
     """Left out (with ``count`` and ``size`` in its place) where it would be longer than
     :data:`MANIFEST_BYTES_MAX`: a checkpoint travels in five kinds of events."""
-    count: Int64 | msgspec.UnsetType = msgspec.UNSET
+    count: Size | msgspec.UnsetType = msgspec.UNSET
     """Number of files, where ``files`` is left out."""
-    size: Int64 | msgspec.UnsetType = msgspec.UNSET
+    size: Size | msgspec.UnsetType = msgspec.UNSET
     """Bytes of all files, where ``files`` is left out."""
     sampling: str | msgspec.UnsetType = msgspec.UNSET
     """How ``digest`` was made (``checkpoint_files.SAMPLING``): a reader that knows the way can check it."""
     copy: str | msgspec.UnsetType = msgspec.UNSET
     """Absolute path of links to the same files that stay when the trainer removes ``uri``; for a while."""
+
+    def __post_init__(self) -> None:
+        if sum(file.size for file in self.files) >= 2**63:
+            raise ValueError("the files of a checkpoint have more than 2^63 bytes")
 
 
 class CheckpointSaved(_FromProcess, frozen=True, kw_only=True, tag="checkpoint_saved"):
@@ -311,7 +316,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: float = 0.0
     """Waiting for the checkpoint to be complete."""
     device: str = "cpu"
-    tokens: Int64 = 0
+    tokens: Size = 0
     peak_memory_bytes: Int64 | None = None
 
 

@@ -13,6 +13,8 @@ from driftline import events, frames
 from driftline.errors import BadRecord
 from driftline.topics import TopicName
 
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999."""
 _ARROW_MARKER = b"\xff\xff\xff\xff"
 
 
@@ -23,6 +25,12 @@ class Record(NamedTuple):
     offset: int
     time_ms: int
     value: bytes | None
+
+
+def received(partition: int, offset: int, time_ms: int, value: bytes | None) -> Record:
+    """A record as a client gives it. Its time is a writer's where the broker does not stamp records, so it is
+    bounded to what calendars have."""
+    return Record(partition, offset, max(-1, min(time_ms, TIME_MS_MAX)), value)
 
 
 class Framed(NamedTuple):

@@ -191,7 +191,7 @@ def answer(
     spent.failed += not done
     spent.seconds += outcome.cost.seconds
     spent.wait_seconds += outcome.cost.wait_seconds
-    spent.tokens += outcome.cost.tokens
+    spent.tokens = min(spent.tokens + outcome.cost.tokens, 2**63 - 1)
     closed = Closed(request.suite, evaluator, lease, request.tries, outcome, request.told)
     state.closed[request.request] = closed
     while len(state.closed) > CLOSED_MAX:

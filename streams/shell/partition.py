@@ -18,7 +18,7 @@ import msgspec
 
 from driftline import events
 from driftline.errors import Unavailable
-from driftline.records import Output, Record
+from driftline.records import Output, Record, received
 from driftline.streams.shell import recovery, snapshots
 from driftline.streams.shell.cursor import Cursor
 from driftline.streams.shell.seams import Lane, LogRecord, OutOfLog, Oversized, Parts
@@ -187,7 +187,7 @@ class PartitionTask(Generic[S]):
                     await self._skip((await reader.bounds()).start, through)
 
     async def _apply_plain(self, batch: Sequence[LogRecord]) -> None:
-        records = [Record(self.partition, r.offset, r.timestamp, r.value) for r in batch]
+        records = [received(self.partition, r.offset, r.timestamp, r.value) for r in batch]
         fed = self._at.feed(records, plain=True)
         self._parts.health.received += len(records)
         self._parts.health.applied += fed.applied

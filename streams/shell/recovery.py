@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from driftline.errors import BadData, Unavailable
-from driftline.records import Record
+from driftline.records import Record, received
 from driftline.streams.core import is_configuration
 from driftline.streams.shell import snapshots
 from driftline.streams.shell.cursor import Cursor
@@ -121,7 +121,7 @@ async def _first_configuration(
                 async for batch in view.read(at, bounds.end):
                     for found in batch:
                         if is_configuration(found.value):
-                            return Record(partition, found.offset, found.timestamp, found.value)
+                            return received(partition, found.offset, found.timestamp, found.value)
                     at = batch[-1].offset + 1
             except OutOfLog:  # retention moved the start meanwhile
                 continue

@@ -18,7 +18,7 @@ from driftline import admin
 from driftline.clock import Clock
 from driftline.config import digest
 from driftline.errors import Unavailable
-from driftline.records import Record
+from driftline.records import received
 from driftline.rights import in_words
 from driftline.settings import Settings
 from driftline.streams.core import Core
@@ -137,7 +137,7 @@ class Shell(Generic[S]):
         assignments = self._assignments
         async for event in stream.noack().events():
             for record in event.message.records:
-                kept = Record(record.partition, record.offset, record.timestamp, record.value)
+                kept = received(record.partition, record.offset, record.timestamp, record.value)
                 if not assignments.deliver(kept):
                     await assignments.room()
 

@@ -13,12 +13,17 @@ snapshot is right, whoever wrote it and when; the one with the highest offset on
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import NamedTuple
 
 import lz4.frame
 import msgspec
 
 CHUNK_BYTES = 400 * 1024
+STATE_BYTES_MAX = 2 << 30
+"""Of a state that is read, whatever its snapshot says."""
+OFFSET_MAX = 2**63 - 1
+_OFFSET = re.compile("[0-9]{20}")
 _MANIFEST = "manifest"
 
 
@@ -156,7 +161,7 @@ def _parse(source: Source, key: bytes | None) -> tuple[SnapshotId, str] | None:
     if not text.startswith(source.prefix):
         return None
     parts = text[len(source.prefix) :].split("/")
-    if len(parts) != 3 or not parts[0].isdecimal():
+    if len(parts) != 3 or not _OFFSET.fullmatch(parts[0]) or int(parts[0]) > OFFSET_MAX:
         return None
     return SnapshotId(int(parts[0]), parts[1]), parts[2]
 
@@ -168,7 +173,14 @@ def _assemble(parts: dict[str, bytes]) -> bytes | None:
         frame = b"".join(parts[f"{at:04d}"] for at in range(manifest.chunks))
     except (KeyError, msgspec.DecodeError):
         return None
-    if len(frame) != manifest.size or hashlib.sha256(frame).hexdigest() != manifest.sha256:
+    if not frame or len(frame) != manifest.size or hashlib.sha256(frame).hexdigest() != manifest.sha256:
         return None
-    data: bytes = lz4.frame.decompress(frame)
-    return data
+    try:
+        size = int(lz4.frame.get_frame_info(frame)["content_size"])
+        if size > STATE_BYTES_MAX:
+            return None
+        reader = lz4.frame.LZ4FrameDecompressor()
+        data: bytes = reader.decompress(frame, max_length=size + 1)
+    except (RuntimeError, EOFError, ValueError):
+        return None
+    return data if len(data) == size else None

@@ -378,3 +378,17 @@ def test_what_is_remembered_of_askers_and_sources_is_bounded(desk, lease_of, acc
         one.present("e1")
     assert len(one.state.closed["f"].runs) <= 5
     assert one.ask("a", "run19", id="topic19/0/1/0") == []
+
+
+def test_the_ledger_of_four_huge_results_has_a_bound(desk):
+    """F18: four results of 2^63 - 1 tokens each; the state must go into a snapshot."""
+    d = desk()
+    d.wait(1, "gpu")
+    for number in range(4):
+        said = d.ask(f"r{number}") + d.wait(2, "gpu")
+        (lease,) = [one.event for one in said if isinstance(one.event, events.Lease)]
+        outcome = events.EvalOutcome(status="done", cost=events.Cost(seconds=1.0, tokens=2**63 - 1))
+        which = {"evaluator": lease.evaluator, "lease": lease.lease, "request": lease.request}
+        d.send(events.EvalResult(outcome=outcome, time_us=0, **which))
+    assert d.state.spent("sums").tokens == 2**63 - 1
+    assert d.core.load(d.core.dump(d.state)).spent("sums").done == 4

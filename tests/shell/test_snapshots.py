@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 
+import lz4.frame
 import pytest
 
 from driftline.streams.shell import snapshots
@@ -45,6 +48,35 @@ def test_a_snapshot_with_a_changed_chunk_does_not_count() -> None:
     key, value = written.chunks[1]
     broken = [written.chunks[0], (key, value[:-1] + b"!"), *written.chunks[2:], written.manifest]
     assert collected(*broken).ranked(100) == []
+
+
+def manifest_of(frame: bytes, chunks: int) -> bytes:
+    digest = hashlib.sha256(frame).hexdigest()
+    return json.dumps({"chunks": chunks, "size": len(frame), "sha256": digest}).encode()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"no frame of LZ4",
+        lz4.frame.compress(b"x" * 1000)[:-7],
+        lz4.frame.compress(bytes(1 << 28), store_size=False),
+        lz4.frame.compress(b"x")[:6] + (1 << 62).to_bytes(8, "little") + lz4.frame.compress(b"x")[14:],
+    ],
+    ids=["no chunks", "no frame", "cut", "of a size that it does not say", "of 4 EiB"],
+)
+def test_what_its_digest_says_and_is_no_state_does_not_count(frame: bytes) -> None:
+    """F19: trainers of old had the right to write there; recovery passes over whatever is no snapshot."""
+    records = [(f"{SOURCE.prefix}{7:020d}/w/0000".encode(), frame)] if frame else []
+    key = f"{SOURCE.prefix}{7:020d}/w/manifest".encode()
+    assert collected(*records, (key, manifest_of(frame, len(records)))).ranked(100) == []
+
+
+@pytest.mark.parametrize("offset", ["9" * 5_000, "9" * 20, "7", "٧" * 20, "-" + "1" * 19])
+def test_an_offset_that_is_none_is_passed_over(offset: str) -> None:
+    key = f"{SOURCE.prefix}{offset}/w/manifest".encode()
+    assert collected((key, manifest_of(b"", 0))).ranked(100) == []
 
 
 def test_the_highest_offset_comes_first_whatever_the_order_in_the_log() -> None:

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 from driftline import admin
 from driftline.connection import KafkaSettings
 from driftline.errors import SettingsError, Unavailable
-from driftline.records import Framed, Record
+from driftline.records import Framed, Record, received
 from driftline.rights import in_words
 from driftline.storage.reading import POLL_MS, groupless
 from driftline.storage.recorded.source import Item, Part
@@ -83,7 +83,7 @@ class KafkaLog:
             if found:
                 heard = time.monotonic()
                 made: list[Record | Framed] = [
-                    Record(raw.partition, raw.offset, raw.timestamp, raw.value)
+                    received(raw.partition, raw.offset, raw.timestamp, raw.value)
                     for raw in found
                     if raw.offset < end
                 ]
