@@ -7,11 +7,12 @@ parts promise each other, so a role that finds one stops with a message that say
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 
 from driftline import handshake
 from driftline.broker import EMBEDDED_CLUSTER
@@ -22,6 +23,8 @@ from driftline.topic_rules import check_partitions, wrong_time_stamps
 from driftline.topics import SPECS, TopicSpec
 
 CLIENT_ID = "driftline-admin"
+MAKE_S = 20.0
+"""So long the broker may take until it shows the topics that it was told to make."""
 
 
 def ensure_topics(settings: KafkaSettings) -> dict[str, str]:
@@ -110,20 +113,33 @@ def uuids(client: KafkaAdminClient, names: list[str]) -> dict[str, str]:
 def ensure(client: KafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
     """:func:`ensure_topics` over a client that is connected. Raises KafkaError too."""
     names = {settings.prefix + spec.name: spec for spec in SPECS}
-    found = _described(client, list(names))
-    missing = [name for name in names if name not in found]
-    if missing:
-        try:
-            client.create_topics({name: _options(names[name], settings) for name in missing})
-        except TopicAlreadyExistsError:
-            pass  # another role was faster; what it made is checked below
-        client.wait_for_topics(missing)
-        found = _described(client, list(names))
+    found = _made(client, names, settings)
     for name, spec in names.items():
         check_partitions(name, spec, len(found[name]["partitions"]), settings.partitions)
     if client.describe_cluster().get("cluster_id") != EMBEDDED_CLUSTER:
         _check_time_stamps(client, {name: spec for name, spec in names.items() if spec.append_time})
     return {name: str(found[name]["topic_id"]) for name in names}
+
+
+def _made(
+    client: KafkaAdminClient, names: dict[str, TopicSpec], settings: KafkaSettings
+) -> dict[str, dict[str, Any]]:
+    """What the broker says of the topics, once it has all of them. Raises KafkaError, and Unavailable.
+
+    One that was only just deleted may still be in its way when it is made, and gone a moment later.
+    """
+    end_s = time.monotonic() + MAKE_S
+    while missing := [name for name in names if name not in (found := _described(client, list(names)))]:
+        if time.monotonic() > end_s:
+            raise Unavailable(
+                f"{settings.bootstrap} shows no topic {missing[0]} {MAKE_S:g} s after it was made: "
+                "is it being deleted, or made by somebody else meanwhile?"
+            )
+        with contextlib.suppress(TopicAlreadyExistsError):  # another role was faster: what it made is checked
+            client.create_topics({name: _options(names[name], settings) for name in missing})
+        with contextlib.suppress(KafkaTimeoutError):
+            client.wait_for_topics(missing, timeout_ms=1_000)
+    return found
 
 
 class Retention(NamedTuple):

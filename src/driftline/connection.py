@@ -142,10 +142,12 @@ C = TypeVar("C")
 
 
 def opened(kind: type[C], **options: Any) -> C:
-    """A kafka-python client; one that cannot be made leaves no thread behind.
+    """A kafka-python client that makes no topics; one that cannot be made leaves no thread behind.
 
     The constructors start a thread before they look for a broker, and kafka-python 3.0.12 forgets it when
-    there is none: a role that waits for an hour would collect thousands.
+    there is none: a role that waits for an hour would collect thousands. It also keeps the option
+    ``allow_auto_create_topics`` to itself: whoever asked for a topic first had it made, with as many
+    partitions as the broker likes.
     """
     client: Any = kind.__new__(kind)
     try:
@@ -154,5 +156,8 @@ def opened(kind: type[C], **options: Any) -> C:
         if (network := getattr(client, "_net", None)) is not None:
             network.stop()
         raise
+    for cluster in (getattr(client, name, None) for name in ("_metadata", "_cluster")):
+        if cluster is not None:
+            cluster.config["allow_auto_create_topics"] = False
     made: C = client
     return made
