@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,26 +17,30 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from driftline.errors import SettingsError, Unavailable
+from driftline.visible import visible
 
 START_SECONDS = 20.0
 EMBEDDED_CLUSTER = "driftline_embedded"
 _LAUNCHER = """
-import os, signal, subprocess, sys, time
+import os, shutil, signal, subprocess, sys, time
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
-broker = subprocess.Popen(sys.argv[2:])
+broker = subprocess.Popen(sys.argv[3:])
 while broker.poll() is None:
     if os.getppid() != int(sys.argv[1]):
         broker.kill()
     elif asked:
         broker.terminate()
     time.sleep(0.1)
+if sys.argv[2] and os.getppid() != int(sys.argv[1]):
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
 sys.exit(broker.returncode)
 """
 """Runs the broker until that ends or SIGTERM, or until the process that started this one is gone (killed, for
-example): then somebody else is the parent."""
+example): then somebody else is the parent. Removes the folder of its log then, if that is its own."""
 
 
 class EmbeddedBroker:
@@ -54,7 +59,9 @@ class EmbeddedBroker:
         if port and not _is_free(port):
             raise SettingsError("broker port", port, "something listens there already; choose another --port")
         self._binary = _binary()
-        self._log = log or Path(tempfile.gettempdir()) / f"driftline-broker-{os.getpid()}-{self.port}.log"
+        self._log = log
+        self._folder: Path | None = None
+        """For the log, where nobody named one: nobody else's, and gone in the end."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,6 +71,10 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Starts the broker and waits until it listens."""
         url = f"tcp://127.0.0.1:{self.port}"
+        if self._log is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="driftline-broker-"))
+        path = self._log or cast(Path, self._folder) / "broker.log"
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER]
         command = [
             self._binary,
             "broker",
@@ -72,10 +83,10 @@ class EmbeddedBroker:
             *("--advertised-listener-url", url),
             *("--storage-engine", "memory://tansu/"),
         ]
-        with self._log.open("ab") as log:
+        with path.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal must end trainers and workers before their broker.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+                [*launcher, str(os.getpid()), str(self._folder or ""), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,16 +95,31 @@ class EmbeddedBroker:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise Unavailable(f"the embedded broker ended at once; see {self._log}")
+                raise Unavailable(f"the embedded broker ended at once: {self._said(path)}")
             if not _is_free(self.port):
                 return
             time.sleep(0.05)
+        said = self._said(path)
         self.stop()
-        raise Unavailable(f"the embedded broker did not listen within {START_SECONDS:.0f} s; see {self._log}")
+        raise Unavailable(f"the embedded broker did not listen within {START_SECONDS:.0f} s: {said}")
+
+    def _said(self, path: Path) -> str:
+        """Where the log is; its end, where it goes with the broker."""
+        if self._folder is None:
+            return f"see {path}"
+        end = path.read_bytes()[-1_000:].decode(errors="replace").strip()
+        self._forget_log()
+        return visible(end) or "it said nothing"
+
+    def _forget_log(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def stop(self) -> None:
         """Ends the broker; safe to call twice."""
         process, self._process = self._process, None
+        self._forget_log()
         if process is None or process.poll() is not None:
             return
         process.send_signal(signal.SIGTERM)
@@ -105,6 +131,7 @@ class EmbeddedBroker:
     def kill(self) -> None:
         """Ends the broker at once (SIGKILL); what it held is gone."""
         process, self._process = self._process, None
+        self._forget_log()
         if process is not None:
             self._kill(process)
 

@@ -175,13 +175,14 @@ def _log_in(link: _Link, settings: KafkaSettings) -> None:
     wanted = settings.sasl_mechanism or ""
     code, offered = _ask_for_login(link, wanted)
     protocol = settings.security_protocol
-    if not wanted and code != _NO_LOGIN_HERE:
-        remedy = (
-            f"the broker asks for a login there: write SASL_{'SSL' if protocol == 'SSL' else 'PLAINTEXT'}, "
-            f"with kafka.sasl_mechanism (it offers {offered}), sasl_username and sasl_password"
-        )
-        raise Refused("kafka.security_protocol", protocol, remedy)
     if not wanted:
+        if code == _UNSUPPORTED_MECHANISM and offered:  # without an offer it has no login (the embedded one)
+            with_login = "SASL_SSL" if protocol == "SSL" else "SASL_PLAINTEXT"
+            remedy = (
+                f"the broker asks for a login there: write {with_login}, "
+                f"with kafka.sasl_mechanism (it offers {offered}), sasl_username and sasl_password"
+            )
+            raise Refused("kafka.security_protocol", protocol, remedy)
         return
     if code == _NO_LOGIN_HERE:
         remedy = (
@@ -189,12 +190,12 @@ def _log_in(link: _Link, settings: KafkaSettings) -> None:
         )
         raise Refused("kafka.security_protocol", protocol, f"{remedy}, or name the port that has one")
     if code == _UNSUPPORTED_MECHANISM:
-        raise Refused("kafka.sasl_mechanism", wanted, f"the broker offers {offered}")
+        raise Refused("kafka.sasl_mechanism", wanted, f"the broker offers {offered or 'nothing'}")
     _prove(link, settings)
 
 
 def _ask_for_login(link: _Link, mechanism: str) -> tuple[int, str]:
-    """Error code and offered mechanisms of a SaslHandshake."""
+    """Error code and offered mechanisms of a SaslHandshake, "" if none."""
     answer = _request(link, _SASL_HANDSHAKE, 1, struct.pack(">h", len(mechanism)) + mechanism.encode())
     code, count = struct.unpack_from(">hi", answer)
     at, names = 6, []
@@ -202,7 +203,7 @@ def _ask_for_login(link: _Link, mechanism: str) -> tuple[int, str]:
         (length,) = struct.unpack_from(">h", answer, at)
         names.append(answer[at + 2 : at + 2 + length].decode(errors="replace"))
         at += 2 + length
-    return code, ", ".join(names) or "nothing"
+    return code, ", ".join(names)
 
 
 def _prove(link: _Link, settings: KafkaSettings) -> None:
