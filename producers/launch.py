@@ -60,7 +60,7 @@ def init(
     clock = SystemClock()
     odd: list[str] = []
     told = identity.Told(
-        str(resume or run_id or "") or None,
+        _id_given(resume, run_id, odd),
         _whole("rank", rank, odd),
         _whole("world_size", world_size, odd),
         _whole("local_rank", local_rank, odd),
@@ -96,6 +96,21 @@ def init(
     if not run._closed:
         _watch_host(run, who, settings, clock)
     return run
+
+
+def _id_given(resume: object, run_id: object, odd: list[str]) -> str | None:
+    """The run's id, as it was typed; None if none was given, or nothing, which is told of."""
+    given = [str(each) for each in (resume, run_id) if each is not None]
+    found = next((each for each in given if each.strip()), None)
+    if found is None:
+        if given:
+            odd.append("the run id that init was given is empty: it is taken from elsewhere, or made")
+        return None
+    if (made := identity.safe_id(found)) != found:
+        odd.append(
+            f"the run id {words(found)} can be no key as it stands: the run is {made}; SQL finds it by either"
+        )
+    return found
 
 
 def _ancestor(who: identity.Identity) -> str | None:

@@ -528,3 +528,28 @@ def test_records_are_of_the_contract(sdk: Callable[..., Any]) -> None:
         assert not isinstance(records.decode(payload), events.Unknown)
     logging.getLogger("driftline").debug("decoded")
     assert isinstance(under_test.run, driftline.Run)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"run_id": ""}, "is empty"),
+        ({"resume": "  "}, "is empty"),
+        ({"run_id": "50%=x y"}, "finds it by either"),
+    ],
+)
+def test_a_run_id_that_cannot_be_one_is_said(
+    sdk: Callable[..., Any], caplog: pytest.LogCaptureFixture, given: dict[str, str], says: str
+) -> None:
+    """F27: never a new run in silence."""
+    under_test = sdk(init=given)
+    under_test.run.finish()
+    (line,) = [message for message in caplog.messages if "run id" in message]
+    assert says in line
+
+
+def test_the_first_run_id_that_is_given_counts(
+    sdk: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sdk(init={"resume": "", "run_id": "mine", "name": ""}).run.id == "mine"
+    assert not [message for message in caplog.messages if "run id" in message]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from driftline import events
+from driftline.identity import safe_id
 from driftline.storage.open import open_catalog
 from driftline.storage.tables import TABLES
 from driftline.storage.views import BASE_VIEW, VIEWS
@@ -254,6 +255,15 @@ def test_a_trend_takes_the_highest_revision(store: Any, make: Any) -> None:
     assert store.ask("SELECT mean, epoch_us(window_start), epoch_us(window_end) FROM trends") == [
         (2.0, make.t0, make.t0 + 10_000_000)
     ]
+
+
+def test_a_run_is_found_by_the_id_that_was_typed(store: Any, make: Any) -> None:
+    """F27: an id that can be no key is kept as its hash."""
+    for number, typed in enumerate(("50%=x y", "a/../b", "größe")):
+        made = safe_id(typed)
+        store.put("telemetry", make.started(0, process=f"p{number}", run=made, name="other"))
+        assert store.ask("SELECT run_id(?)", [typed]) == [(made,)]
+    assert store.ask("SELECT run_id('nothing')") == [("nothing",)]
 
 
 def test_a_run_shows_its_name_outcome_and_numbers(store: Any, make: Any) -> None:
