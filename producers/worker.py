@@ -146,7 +146,7 @@ class Worker:
         self._end: tuple[EndReason, int] | None = None
         self.flushes_done = 0
         self.ended = False
-        self._accounted = self._overtaken = False
+        self._accounted = self._overtaken = self._end_said = False
 
     # --- called from other threads: plain writes and the bell ------------------------------------------
 
@@ -396,16 +396,18 @@ class Worker:
             self._intake.drain()
         self._intake.give_up()
         self._frame()
-        self._emit(
-            events.ProcessEnded(
-                run=self._started.run,
-                process=self._started.process,
-                seq=self.outbox.next_seq,
-                time_us=self._clock.now_us(),
-                outcome=reason,
-                counters=self._counters.snapshot(),
+        if not self._end_said:  # else our thread had come so far, and hangs in the connection
+            self._end_said = True
+            self._emit(
+                events.ProcessEnded(
+                    run=self._started.run,
+                    process=self._started.process,
+                    seq=self.outbox.next_seq,
+                    time_us=self._clock.now_us(),
+                    outcome=reason,
+                    counters=self._counters.snapshot(),
+                )
             )
-        )
         margin_us = min(LEAVE_US, self._settings.exit_us // 10)
         self.delivery.pump_until(deadline_us - margin_us, wait=self.bell.wait)
 

@@ -216,7 +216,29 @@ def test_a_client_that_hangs_when_the_time_to_end_is_over(
         log(second.run, 1)
         wait_for(lambda: second.run.counters().get("spool_recovered") == 50, 60)
         dead = [record for record in second.records() if record.process == first.run.process]
+        assert [isinstance(record, events.ProcessEnded) for record in dead].count(True) == 1
         assert isinstance(dead[-1], events.ProcessEnded)
+
+
+def test_a_client_that_hangs_again_while_the_end_is_being_sent(
+    sdk: Callable[..., Any], wait_for: Any
+) -> None:
+    """The thread has said the end, and hangs in a new connection: the end is said once."""
+    way = Hanging()
+    first = sdk(way=way, exit_us=1_000_000, init={"run_id": "a"})
+    way.away = True
+    way.may.set()
+    log(first.run, 40)
+    assert way.begun.wait(60)
+    way.may.clear()
+    first.run.finish()
+    assert adds_up(first.run)
+    way.may.set()
+    second = sdk(init={"run_id": "a"})
+    log(second.run, 1)
+    wait_for(lambda: second.run.counters().get("spool_recovered") == 40, 60)
+    dead = [record for record in second.records() if record.process == first.run.process]
+    assert [isinstance(record, events.ProcessEnded) for record in dead].count(True) == 1
 
 
 def test_a_disk_that_hangs_when_the_time_to_end_is_over(
