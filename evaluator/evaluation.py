@@ -19,7 +19,7 @@ from driftline.errors import BadData
 from driftline.evaluator.backend import Backend, Completion, ScoreRequest
 from driftline.evaluator.checkpoints import CheckpointFolder
 from driftline.evaluator.metrics import JUDGED, ItemOutcome
-from driftline.evaluator.reasons import last_line
+from driftline.evaluator.reasons import one_line
 from driftline.evaluator.suites import (
     GenerationSuite,
     LoadedSuite,
@@ -124,7 +124,7 @@ def _outcomes(loaded: LoadedSuite, backend: Backend, progress: Progress) -> _Fou
     ]
     if errors and len(errors) == sum(answer.finish == "stop" for answer in raw):
         raise errors[0]  # no answer was graded: that is no number
-    return _Found(outcomes, raw, last_line(errors[0]) if errors else "")
+    return _Found(outcomes, raw, one_line(errors[0]) if errors else "")
 
 
 def _compute(

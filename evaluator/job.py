@@ -21,7 +21,7 @@ from driftline.evaluator.checkpoints import Changed, Found, NotWhole, is_there, 
 from driftline.evaluator.desk import Stopped
 from driftline.evaluator.evaluation import Evaluation, Progress, evaluate
 from driftline.evaluator.metrics import ItemOutcome
-from driftline.evaluator.reasons import last_line
+from driftline.evaluator.reasons import one_line
 from driftline.events import Checkpoint, Cost, EvalOutcome, EvalStatus, SuiteRef
 from driftline.settings import EvaluatorSettings
 
@@ -153,10 +153,10 @@ def _without_numbers(
 def _blame(error: BaseException) -> tuple[EvalStatus, str]:
     """Status and reason of an exception: broken weights are the checkpoint's fault, the rest the suite's."""
     if type(error).__name__ == "SafetensorError":
-        return "unreadable", last_line(error)
+        return "unreadable", one_line(error)
     if isinstance(error, SettingsError | BadData):
         return "failed", str(error)
-    return "failed", last_line(error)
+    return "failed", one_line(error)
 
 
 def _refusal(ref: SuiteRef, known: Sequence[SuiteRef]) -> str:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import traceback
+from pathlib import Path
 
-MESSAGE_MAX = 500
+import driftline
+
+MESSAGE_MAX = 1_500
 SOURCE_MAX = 120
+_LIBRARIES = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(driftline.__file__).parent) + os.sep,
+    "<",
+)
+"""Where code lies that is not the user's."""
 
 
-def last_line(error: BaseException) -> str:
-    """Type, first line of the message, and the last line of code that was reached.
+def one_line(error: BaseException) -> str:
+    """Type, the whole message (at most 1,500 characters), the last line of the user's code that was reached.
 
-    >>> last_line(KeyError("x"))
+    >>> one_line(KeyError("x"))
     "KeyError: 'x'"
     """
-    text = f"{type(error).__name__}: {_message(error)}".splitlines()[0][:MESSAGE_MAX]
+    text = f"{type(error).__name__}: {' '.join(_message(error).split())}"[:MESSAGE_MAX]
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return text
-    last = frames[-1]
+    last = next(
+        (frame for frame in reversed(frames) if not frame.filename.startswith(_LIBRARIES)), frames[-1]
+    )
     source = (last.line or "").strip()[:SOURCE_MAX]
     return f"{text} ({last.filename.rsplit('/', 1)[-1]}:{last.lineno}: {source})"
 

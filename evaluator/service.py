@@ -26,7 +26,7 @@ from driftline.evaluator import suites
 from driftline.evaluator.desk import Desk, Stopped
 from driftline.evaluator.link import GOODBYE_US, Link
 from driftline.evaluator.parcels import Delivery, pack
-from driftline.evaluator.reasons import last_line
+from driftline.evaluator.reasons import one_line
 from driftline.evaluator.transport import Connect, KafkaTransport
 from driftline.events import EvalOutcome, EvalResult, Lease, to_float
 from driftline.settings import Settings
@@ -135,7 +135,7 @@ class Service:
         try:
             return pack(lease, self._result(lease, job.outcome), job.items)
         except Exception as error:  # noqa: BLE001 -- suite code gave values that JSON has not
-            reason = f"the suite gave something that cannot be written as JSON: {last_line(error)}"
+            reason = f"the suite gave something that cannot be written as JSON: {one_line(error)}"
             failed = EvalOutcome(status="failed", reason=reason, cost=job.outcome.cost)
             return pack(lease, self._result(lease, failed), [])
 

@@ -187,6 +187,20 @@ def test_the_reason_shows_the_last_line_of_code(run: Run, tiny: Any) -> None:
     assert "test_evaluation.py" in reason
 
 
+def test_the_reason_is_the_whole_message_and_names_the_users_own_code(run: Run, tiny: Any) -> None:
+    """F35: what does not fit stands in the second line, and a frame of torch says nothing."""
+
+    def load(*_: Any) -> Any:
+        return torch.nn.Linear(3, 2).load_state_dict({"weight": torch.zeros(5, 5), "bias": torch.zeros(2)})
+
+    reason = run(tiny.generation(load=load)).outcome.reason
+    assert "Error(s) in loading state_dict for Linear: size mismatch for weight" in reason
+    assert "torch.Size([5, 5])" in reason
+    assert "(test_evaluation.py:" in reason
+    assert "load_state_dict({" in reason
+    assert "\n" not in reason
+
+
 def test_a_grader_that_raises_for_some_items_leaves_them_out_and_says_so(run: Run, tiny: Any) -> None:
     def grade(response: str, question: Question) -> bool:
         return bool(raising()) if question.id == "q0" else True
