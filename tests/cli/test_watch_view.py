@@ -99,6 +99,29 @@ def test_any_width_can_be_drawn(state: WatchState, width: int) -> None:
     assert all(len(line) <= width for line in drawn(state, width=width).splitlines())
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_names_and_values_keep_their_width_and_sparklines_give_way(state: WatchState, width: int) -> None:
+    """F34: at 80 columns names shrank to one letter."""
+    run = state.runs["01r"]
+    run.world_size = 64
+    names = ("train/grad_norm", "rollout/response_length", "learning_rate", "reward_mean")
+    for name in names:
+        run.curves[name] = curve(*[1.0 + math.sin(at) for at in range(200)], 123.456)
+    for name in ("span/backward", "span/optimizer_step", "cpu_utilization", "memory_used"):
+        run.curves[name] = curve(0.5, 0.25)
+    lines = drawn(state, width=width).splitlines()
+    for name in (*names, "loss"):
+        (line,) = [line for line in lines if f"{name} " in line and "│" in line]
+        value = "1" if name == "loss" else "123"
+        assert f" {value}" in line.split(name)[1]
+        assert any(block in line for block in "▁▂▃▄▅▆▇█")
+    for text in ("step 7", "samples/s", "frames/s", "optimizer_step", "memory_used"):
+        assert sum(text in line for line in lines) == 1, text
+    longest = max(sum(line.count(block) for block in "▁▂▃▄▅▆▇█") for line in lines)
+    assert longest <= 41
+    assert longest >= (4 if width == 80 else 15)
+
+
 def test_the_plain_form_is_one_line_each(state: WatchState) -> None:
     said = watch_view.summary(state.runs["01r"], now_us=T0)
     assert "step 7" in said

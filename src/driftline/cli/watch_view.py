@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -72,6 +73,20 @@ def render(
     return Group(*parts)
 
 
+class _Spark:
+    """A sparkline as wide as there is room: it gives way, so that names and numbers keep their width."""
+
+    def __init__(self, values: Sequence[float], most: int = 40, style: str = "blue") -> None:
+        self._values, self._most, self._style = list(values), most, style
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, max(1, min(self._most, len(self._values))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(1, min(self._most, options.max_width))
+        yield Text(sparkline(self._values, width)[:width], style=self._style, no_wrap=True)
+
+
 def line(entry: News, *, name: str = "") -> str:
     """One line of the plain form: ``22:41:07 run-name alert opened: ...``."""
     return f"{_clock(entry.time_us)} {visible(name or entry.run, NAME_MAX)} {visible(entry.text)}"
@@ -103,6 +118,9 @@ def _ranks(view: RunView) -> str:
 def _head(view: RunView, now_us: int) -> Panel:
     samples, frame_rate = view.rate.per_second(now_us)
     grid = Table.grid(padding=(0, 2))
+    for _ in range(6):
+        grid.add_column(no_wrap=True)
+    grid.add_column()
     state = view.outcome or "running"
     style = {"running": "green", "finished": "cyan"}.get(state, "red")
     grid.add_row(
@@ -112,7 +130,7 @@ def _head(view: RunView, now_us: int) -> Panel:
         f"[bold]{samples:,.0f}[/] samples/s",
         f"{frame_rate:.1f} frames/s",
         f"{view.samples:,} samples",
-        _text(sparkline(view.rate.history(now_us), 30), style="green"),
+        _Spark(view.rate.history(now_us), 30, "green"),
     )
     title = _text(f"{view.name} " if view.name else "", style="bold").append(visible(view.run), style="dim")
     return Panel(grid, title=title, title_align="left")
@@ -159,14 +177,14 @@ def _curves(view: RunView, first: Sequence[str], rows: int = 12) -> Panel:
     table = Table.grid(expand=True, padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
+    table.add_column()
     names = _main(view, first)
     for name in names[:rows]:
         curve = view.curves[name]
         table.add_row(
             _text(f"{name} ({curve.said.reduce})" if curve.said.reduce else name),
             _newest(curve, name),
-            _text(sparkline([p.value for p in curve.points()]), style="blue"),
+            _Spark([p.value for p in curve.points()]),
         )
     if len(names) > rows:
         table.add_row(_text(f"and {len(names) - rows} more", style="dim"), "", "")
@@ -189,13 +207,16 @@ def _newest(curve: Curve, name: str) -> Text:
 
 def _readings(view: RunView, *, host: bool) -> list[RenderableType]:
     """Spans of a step with their slowest rank, and host readings where asked for."""
-    spans = Table.grid(padding=(0, 1))
+    spans, readings = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+    for table in (spans, readings):
+        table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+        table.add_column(no_wrap=True)
+    spans.add_column()
     for name in sorted(n for n in view.curves if _group(n) == "span")[:8]:
         curve = view.curves[name]
         spans.add_row(
             _text(name.removeprefix(metric_names.SPAN_PREFIX)), _typical(curve, name), _slowest(curve)
         )
-    readings = Table.grid(padding=(0, 1))
     for name in [
         m.name for m in metric_names.METRIC_NAMES if m.group in _HOST_GROUPS and m.name in view.curves
     ]:
