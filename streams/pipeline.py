@@ -159,6 +159,17 @@ class Pipeline:
             if process is None:
                 state.count("records_of_refused_processes")
                 return
+            if process.attempt:  # else tables take it to be of the first one, as it is
+                outbox.fact(
+                    record.offset,
+                    run.name,
+                    process.attempt,
+                    "process_joined",
+                    run.now_us,
+                    f"process {process.name} (rank {process.rank}) joined: its start is not in the log",
+                    process=process.name,
+                    rank=process.rank,
+                )
         if process.seq + 1 == frame.seq and not (process.idle or process.ended or process.parked):
             process.seq = frame.seq
             process.last_seen_us = run.last_us = run.now_us

@@ -61,6 +61,15 @@ def test_frames_without_a_start_work(log) -> None:
     assert log.rows(metric="loss")
 
 
+def test_tables_hear_where_a_process_without_a_start_belongs(log) -> None:
+    """Its samples are of attempt 1, in windows and, by the fact, on curves."""
+    log.frame(steps(0, 3), process="a")
+    log.event(events.RunRewound, process="a", step=0)
+    log.frame(steps(0, 2), process="b", rank=1)
+    log.frame(steps(2, 3), process="b", rank=1)
+    assert [(f.process, f.attempt) for f in log.facts("process_joined")] == [("a", 1), ("b", 1)]
+
+
 def test_duplicates_count_once(log) -> None:
     log.configure(STEPS)
     log.frame(steps(0, 3))
